@@ -1,0 +1,56 @@
+# Everything runs in a virtual environment that this file makes; a stamp per extra is redone when pyproject.toml changes.
+#   make test        every test                      (PYTEST_ARGS='-k parser' picks some)
+#   make lint        ruff, mypy --strict, import-linter
+#   make demo        a real JAX program, dumped, rewritten and explained
+#   make docs-check  links, anchors and Python blocks of the documentation
+#   make bench       the benchmark of the HLO reader and printer, against jaxlib's own
+
+SHELL := /bin/bash
+VENV ?= .venv
+PYTEST_ARGS ?=
+
+# The first Python of at least 3.11 that can make a virtual environment. Each one is really started: a pyenv shim is on
+# PATH even where the version behind it is not installed.
+PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
+	$$python -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$python && break; done)
+
+BIN := $(VENV)/bin
+# Where `make lint` installs the package from a wheel: neither mypy nor import-linter follows the mapping
+# passes/ -> xla_fp8.passes of an editable install.
+INSTALLED := build/installed
+
+.PHONY: test lint demo docs-check bench clean
+
+test: $(VENV)/.stamp-test
+	$(BIN)/pytest -n auto --maxprocesses=8 --dist=loadgroup $(PYTEST_ARGS)
+
+lint: $(VENV)/.stamp-lint
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	rm -rf $(INSTALLED) build/lib build/bdist.*
+	$(BIN)/pip install --quiet --no-deps --no-build-isolation --target $(INSTALLED) .
+	cd $(INSTALLED) && $(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml --cache-dir $(CURDIR)/.mypy_cache -p xla_fp8
+	cd $(INSTALLED) && $(abspath $(BIN))/lint-imports $(CURDIR)/pyproject.toml --cache-dir $(CURDIR)/.import_linter_cache
+
+demo: $(VENV)/.stamp-base
+	$(BIN)/python examples/demo.py
+
+docs-check: $(VENV)/.stamp-test
+	$(BIN)/pytest tests/test_docs.py
+
+bench: $(VENV)/.stamp-bench
+	$(BIN)/python benchmarks/hlo_io.py
+
+clean:
+	rm -rf build dist .venv .venv-newest *.egg-info
+
+$(VENV)/.stamp-base: pyproject.toml setup.py
+	@test -n "$(PYTHON)" || { echo "error: no Python >= 3.11 with venv and ensurepip on PATH; say make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet --editable .
+	touch $@
+
+$(VENV)/.stamp-%: $(VENV)/.stamp-base
+	$(BIN)/pip install --quiet --editable '.[test,$*]'
+	touch $@
