@@ -1,0 +1,444 @@
+"""HLO text to a module, in pure Python.
+
+Dumps are written by XLA's printer, one instruction a line, so a single regular expression reads nearly every
+instruction. What it does not recognise (hand-written text, nested instructions, attributes over several lines) is read by
+a slower scanner that follows XLA's own grammar (hlo_parser.cc, hlo_lexer.cc). Both keep attributes as text.
+
+The parser reads what XLA's parser reads; it does not reject everything that XLA's rejects. `xla_process` asks XLA itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import re
+from collections.abc import Iterator
+
+from xla_fp8.hlo.attributes import AttributeMap, AttributeScanError, scan_attributes, scan_brackets
+from xla_fp8.hlo.computation import HloComputation
+from xla_fp8.hlo.errors import HloError, HloParseError
+from xla_fp8.hlo.instruction import HloInstruction
+from xla_fp8.hlo.module import HloModule, PrintStyle
+from xla_fp8.hlo.opcodes import LITERAL_OPCODES
+from xla_fp8.hlo.shape import Shape, scan_shape, skip_space
+from xla_fp8.hlo.shape_inference import infer_shape
+from xla_fp8.hlo.stack_frames import SECTIONS, StackFrameTables
+
+_NAME = r"[A-Za-z_][\w.\-]*+"
+_NAME_RE = re.compile(rf"%?({_NAME})")
+_OPCODE_RE = re.compile(r"[a-z][a-z0-9\-]*+")
+_SHAPE_START_RE = re.compile(r"\(|b\(|[a-z][a-z0-9_]*+\s*\[")
+_INDEX_COMMENT_RE = re.compile(r"/\*index=\d+\*/")
+_TYPED_OPERANDS_RE = re.compile(r"[\]})]\s+%")
+_PERCENT_NAME_RE = re.compile(rf"%({_NAME})")
+_SECTION_RE = re.compile(rf"({'|'.join(SECTIONS)})\s*\n((?:[ \t]*\d+[ \t][^\n]*\n?)*)")
+_ROOT_RE = re.compile(r"ROOT(?![\w.\-])")
+
+_TEXT = r'[^()"\n]*+'
+_INSTRUCTION_LINE_RE = re.compile(
+    r"\s*+(ROOT )?%?"
+    rf"({_NAME}) = "
+    r"([a-z][a-z0-9]*+\[[^\]\n]*+\](?:\{[^{}\n]*+\})?|\([^()\n]*+(?:\([^()\n]*+\)[^()\n]*+)*+\)) "
+    r"([a-z][a-z0-9\-]*+)"
+    rf"\(({_TEXT}(?:\({_TEXT}\){_TEXT})*+)\)"
+    r'((?:, [^"\n]*+(?:"(?:[^"\\\n]|\\.)*+"[^"\n]*+)*+)?)\r?\n'
+)
+
+
+def parse(text: str, filename: str | None = None) -> HloModule:
+    """Reads a module, computations without a header, or one instruction.
+
+    Args:
+        text: HLO text in any form that XLA's parser reads.
+        filename: for messages.
+
+    Raises:
+        HloParseError: with file, line, column, the line itself and a caret.
+    """
+    with _garbage_collection_paused():
+        return _Parser(text, filename).module()
+
+
+@contextlib.contextmanager
+def _garbage_collection_paused() -> Iterator[None]:
+    """A module is millions of live objects in reference cycles; looking for dead ones among them doubles the time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+class _Parser:
+    def __init__(self, text: str, filename: str | None) -> None:
+        self.text = text
+        self.filename = filename
+        self.position = 0
+        self.shapes: dict[str, Shape] = {}
+        self.anonymous = 0
+
+    # ---------------------------------------------------------------- module
+
+    def module(self) -> HloModule:
+        text = self.text
+        nul = text.find("\0")
+        if nul >= 0:
+            raise self.error("a NUL character is not allowed in HLO text", nul)
+        self.skip()
+        if self.at_end():
+            raise self.error("the text is empty: expected HloModule, ENTRY or a computation")
+        if re.compile(r"HloModule(?![\w.\-])").match(text, self.position):
+            module = self.header()
+        else:
+            module = HloModule(None, self.filename)
+            if not self.starts_computation():
+                return self.single_instruction(module)
+        self.skip()
+        while not self.at_end():
+            self.computation(module)
+            self.skip()
+        if not module.computations:
+            raise self.error("the module has no computations")
+        return module
+
+    def header(self) -> HloModule:
+        self.position += len("HloModule")
+        module = HloModule(self.name("a module name"), self.filename)
+        module.attributes = self.attributes()
+        sections: list[tuple[str, str]] = []
+        self.skip()
+        while match := _SECTION_RE.match(self.text, self.position):
+            sections.append((match[1], match[2].rstrip("\n")))
+            self.position = match.end()
+            self.skip()
+        module.tables = StackFrameTables(tuple(sections))
+        return module
+
+    def starts_computation(self) -> bool:
+        """Whether `ENTRY`, `name {` or `name (` follows, rather than a lone instruction."""
+        match = re.compile(rf"ENTRY(?![\w.\-])|%?{_NAME}\s*[{{(]").match(self.text, self.position)
+        if match is None or match.group().startswith("ENTRY"):
+            return match is not None
+        if match.group().endswith("{"):
+            return True
+        # `name (...) -> shape {` is a computation; `opcode(...)` alone would not be HLO.
+        return "->" in self.text[match.end() : self.text.find("{", match.end())]
+
+    def single_instruction(self, module: HloModule) -> HloModule:
+        """A lone `x = f32[2] add(f32[2] a, f32[2] b)`: operands that are not defined become parameters."""
+        computation = HloComputation("entry_computation", module)
+        module.add_computation(computation)
+        module.set_entry(computation)
+        is_unnamed = _SHAPE_START_RE.match(self.text, self.position)
+        if is_unnamed:
+            self.rhs(computation, "root", self.position, make_parameters=True)
+        else:
+            self.instruction(computation, make_parameters=True)
+        self.skip()
+        if not self.at_end():
+            raise self.error("expected the end of the text after a single instruction; is the HloModule line missing?")
+        computation.set_root(computation.instructions[-1])
+        return module
+
+    # ---------------------------------------------------------------- computations
+
+    def computation(self, module: HloModule) -> None:
+        start = self.position
+        text = self.text
+        is_entry = False
+        if re.compile(r"ENTRY(?![\w.\-])").match(text, start):
+            is_entry = True
+            self.position += len("ENTRY")
+            self.skip()
+        if not module.computations and module.style.percent:
+            module.style = PrintStyle(percent=text.startswith("%", self.position))
+        name_at = self.position
+        name = self.name("a computation name")
+        self.skip()
+        has_program_shape = text.startswith("(", self.position)
+        if has_program_shape:
+            self.position = self.brackets()
+            self.expect("->")
+            self.shape()
+        self.expect("{", f"at the start of computation {name}")
+        computation = HloComputation(name, module, has_program_shape)
+        self.instructions(computation)
+        self.skip()
+        if text.startswith(",", self.position):
+            computation.trailing_attributes = self.attributes()
+        if is_entry:
+            if module.has_marked_entry:
+                raise self.error("expects only one ENTRY", start)
+            module.set_entry(computation)
+        try:
+            module.add_computation(computation)
+        except HloError:
+            raise self.error(f"computation {name} is already defined", name_at) from None
+
+    def instructions(self, computation: HloComputation) -> None:
+        """Reads instructions up to and with the closing brace."""
+        text, names, shapes = self.text, computation._names, self.shapes
+        match_line, append = _INSTRUCTION_LINE_RE.match, computation._append_parsed
+        literal_opcodes = LITERAL_OPCODES
+        opcodes: dict[str, str] = {}
+        position = self.position
+        while True:
+            # The hot loop of the parser. Anything unusual breaks out of it and is read again by `instruction`.
+            while line := match_line(text, position):
+                root, name, shape_text, opcode, arguments, attributes = line.groups()
+                if name in names or "//" in attributes or "/*" in attributes:
+                    break
+                operands: tuple[HloInstruction, ...] = ()
+                if opcode in literal_opcodes:
+                    payload = arguments
+                else:
+                    payload = ""
+                    if arguments:
+                        try:
+                            operands = tuple([names[o] for o in arguments.replace("%", "").split(", ")])
+                        except KeyError:
+                            resolved = self.plain_operands(arguments, names)
+                            if resolved is None:
+                                break
+                            operands = resolved
+                shape = shapes.get(shape_text)
+                if shape is None:
+                    try:
+                        shape = shapes[shape_text] = Shape.parse(shape_text)
+                    except HloError:
+                        break
+                if attributes and attributes.count("{") != attributes.count("}"):
+                    break
+                opcode = opcodes.setdefault(opcode, opcode)
+                instruction = HloInstruction(name, opcode, shape, operands, payload, attributes, computation)
+                names[name] = instruction
+                append(instruction)
+                if root:
+                    if computation._root is not None:
+                        raise self.error("one computation should have only one ROOT", position)
+                    computation._root = instruction
+                previous, position = position, line.end()
+                if text.startswith(",", self._peek(position)):
+                    # The attributes go on on the next line: take the instruction back and read it whole.
+                    self.take_back(computation, instruction)
+                    position = previous
+                    break
+            self.position = position
+            self.skip()
+            if text.startswith("}", self.position):
+                if computation._first is None:
+                    raise self.error(f"computation {computation.name} has no instructions")
+                self.position += 1
+                return
+            if self.at_end():
+                raise self.error(f"computation {computation.name} is not closed with '}}'")
+            self.instruction(computation)
+            position = self.position
+
+    def _peek(self, position: int) -> int:
+        """The next non-blank offset; the common case, two spaces and a name, costs one comparison."""
+        char = self.text[position : position + 3]
+        return position if char.startswith("  ") and char[2:] not in (" ", "\n", ",") else skip_space(self.text, position)
+
+    @staticmethod
+    def take_back(computation: HloComputation, instruction: HloInstruction) -> None:
+        if computation._root is instruction:
+            computation._root = None
+            root: HloInstruction | None = None
+        else:
+            root = computation._root
+        # `remove` refuses to remove a root, and the last instruction is one while none is marked.
+        computation._root = instruction._previous
+        for operand in instruction._operands:
+            operand._users.pop(instruction, None)
+        instruction._operands = ()
+        del computation._names[instruction.name]
+        computation._last = instruction._previous
+        if computation._last is None:
+            computation._first = None
+        else:
+            computation._last._next = None
+        computation._count -= 1
+        computation._root = root
+
+    @staticmethod
+    def plain_operands(arguments: str, names: dict[str, HloInstruction]) -> tuple[HloInstruction, ...] | None:
+        """Operands written with `/*index=5*/` or with their types before `%name`; None where it is neither."""
+        if "/*" in arguments:
+            arguments = _INDEX_COMMENT_RE.sub("", arguments)
+            if "/*" in arguments:
+                return None
+        if _TYPED_OPERANDS_RE.search(arguments):
+            found = _PERCENT_NAME_RE.findall(arguments)
+        else:
+            found = arguments.replace("%", "").split(", ")
+        try:
+            return tuple([names[name] for name in found])
+        except KeyError:
+            return None
+
+    # ---------------------------------------------------------------- one instruction, any form
+
+    def instruction(self, computation: HloComputation, make_parameters: bool = False) -> HloInstruction:
+        start = self.position
+        is_root = bool(_ROOT_RE.match(self.text, start))
+        if is_root:
+            self.position += len("ROOT")
+            self.skip()
+        name_at = self.position
+        name = self.name("an instruction name")
+        self.expect("=", f"after instruction name {name!r}")
+        instruction = self.rhs(computation, name, name_at, make_parameters)
+        if is_root:
+            if computation._root is not None:
+                raise self.error("one computation should have only one ROOT", start)
+            computation._root = instruction
+        return instruction
+
+    def rhs(
+        self,
+        computation: HloComputation,
+        name: str,
+        name_at: int,
+        make_parameters: bool = False,
+        allow_attributes: bool = True,
+    ) -> HloInstruction:
+        """`[shape] opcode(operands)[, attributes]`."""
+        self.skip()
+        shape = self.shape() if _SHAPE_START_RE.match(self.text, self.position) else None
+        self.skip()
+        opcode_at = self.position
+        match = _OPCODE_RE.match(self.text, self.position)
+        if not match:
+            raise self.error("expects opcode")
+        opcode = match.group()
+        self.position = match.end()
+        self.skip()
+        if not self.text.startswith("(", self.position):
+            raise self.error(f"expects '(' after opcode {opcode}")
+        operands: list[HloInstruction] = []
+        payload = ""
+        if opcode in LITERAL_OPCODES:
+            begin = self.position + 1
+            self.position = self.brackets()
+            payload = self.text[begin : self.position - 1].strip()
+            if opcode == "parameter" and not payload.isdigit():
+                raise self.error(f"expects a parameter number, found {payload[:20]!r}", begin)
+        else:
+            operands = self.operands(computation, make_parameters)
+        attributes = self.attributes() if allow_attributes else AttributeMap()
+        if name in computation._names:
+            raise self.error(f"instruction {name} is already defined", name_at)
+        instruction = HloInstruction(name, opcode, shape, tuple(operands), payload, "", computation)
+        instruction._attributes = attributes
+        if shape is None:
+            if opcode in LITERAL_OPCODES:
+                raise self.error(f"cannot infer shape for opcode: {opcode}", opcode_at)
+            instruction._shape = infer_shape(instruction)
+        computation._names[name] = instruction
+        computation._append_parsed(instruction)
+        return instruction
+
+    def operands(self, computation: HloComputation, make_parameters: bool) -> list[HloInstruction]:
+        """`(name, shape name, nested instruction, ...)`."""
+        operands: list[HloInstruction] = []
+        self.position += 1
+        self.skip()
+        while not self.text.startswith(")", self.position):
+            if operands:
+                self.expect(",", "between operands")
+            operands.append(self.operand(computation, make_parameters))
+            self.skip()
+        self.position += 1
+        return operands
+
+    def operand(self, computation: HloComputation, make_parameters: bool) -> HloInstruction:
+        self.skip()
+        start = self.position
+        shape = self.shape() if _SHAPE_START_RE.match(self.text, start) else None
+        self.skip()
+        match = _NAME_RE.match(self.text, self.position)
+        if match:
+            after = skip_space(self.text, match.end())
+            if self.text[after : after + 1] in (",", ")"):
+                found = computation._names.get(match[1])
+                if found is None and make_parameters and shape is not None:
+                    found = self.missing_parameter(computation, match[1], shape)
+                if found is None:
+                    raise self.error(f"instruction does not exist: {match[1]}")
+                self.position = match.end()
+                return found
+        elif make_parameters and shape is not None:
+            return self.missing_parameter(computation, self.free_name(computation, "_"), shape)
+        if match is None:
+            raise self.error("expects an operand: a name, or a nested instruction")
+        self.position = start
+        opcode = match[1]
+        return self.rhs(
+            computation, self.free_name(computation, f"{opcode}.anon"), start, make_parameters, allow_attributes=False
+        )
+
+    @staticmethod
+    def missing_parameter(computation: HloComputation, name: str, shape: Shape) -> HloInstruction:
+        number = sum(i.opcode == "parameter" for i in computation)
+        parameter = HloInstruction(name, "parameter", shape, (), str(number), "", computation)
+        computation._names[name] = parameter
+        computation._append_parsed(parameter)
+        return parameter
+
+    def free_name(self, computation: HloComputation, prefix: str) -> str:
+        """A name for an instruction that has none: not used yet, nor anywhere later in the text."""
+        while True:
+            name = f"{prefix}{self.anonymous}" if prefix == "_" else f"{prefix}.{self.anonymous}"
+            self.anonymous += 1
+            if name not in computation._names and name not in self.text:
+                return name
+
+    # ---------------------------------------------------------------- tokens
+
+    def skip(self) -> None:
+        self.position = skip_space(self.text, self.position)
+
+    def at_end(self) -> bool:
+        return self.position >= len(self.text)
+
+    def name(self, what: str) -> str:
+        self.skip()
+        match = _NAME_RE.match(self.text, self.position)
+        if not match:
+            raise self.error(f"expects {what}")
+        self.position = match.end()
+        # `name:` and `%name` lex alike in XLA; the colon belongs to the name token.
+        return match[1]
+
+    def expect(self, token: str, context: str = "") -> None:
+        self.skip()
+        if not self.text.startswith(token, self.position):
+            raise self.error(f"expects {token!r}{' ' if context else ''}{context}")
+        self.position += len(token)
+
+    def shape(self) -> Shape:
+        try:
+            shape, self.position = scan_shape(self.text, self.position)
+        except HloError as error:
+            raise self.error(str(error)) from None
+        return shape
+
+    def brackets(self) -> int:
+        try:
+            return scan_brackets(self.text, self.position)
+        except AttributeScanError as error:
+            raise self.error(error.message, error.position) from None
+
+    def attributes(self) -> AttributeMap:
+        try:
+            attributes, self.position = scan_attributes(self.text, self.position)
+        except AttributeScanError as error:
+            raise self.error(error.message, error.position) from None
+        return attributes
+
+    def error(self, message: str, position: int | None = None) -> HloParseError:
+        return HloParseError.at(message, self.text, self.position if position is None else position, self.filename)
+

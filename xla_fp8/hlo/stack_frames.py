@@ -1,0 +1,90 @@
+"""The FileNames, FunctionNames, FileLocations and StackFrames tables between a dump's header and its computations.
+
+Since 2025 XLA prints where instructions come from once, in tables, and metadata holds a `stack_frame_id`. The tables are
+kept as text and read when a source line is asked for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+
+from xla_fp8.hlo.attributes import unquote
+
+SECTIONS = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
+
+_NAME_LINE_RE = re.compile(r'^\s*(\d+)\s+("(?:[^"\\]|\\.)*+")\s*$', re.M)
+_RECORD_LINE_RE = re.compile(r"^\s*(\d+)\s+\{([^}]*)\}\s*$", re.M)
+_FIELD_RE = re.compile(r"(\w+)=(\d+)")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SourceLocation:
+    """A line of the user's program."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+@dataclasses.dataclass(frozen=True)
+class StackFrameTables:
+    """Section name → its lines as written (without the section's name)."""
+
+    sections: tuple[tuple[str, str], ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.sections)
+
+    def location(self, stack_frame_id: int) -> SourceLocation | None:
+        """Where the innermost frame of `stack_frame_id` stands; None where the tables do not say."""
+        stack = self.stack(stack_frame_id)
+        return stack[0] if stack else None
+
+    def stack(self, stack_frame_id: int) -> list[SourceLocation]:
+        """The frames of `stack_frame_id`, innermost first.
+
+        The printed parent_frame_id is one higher than the frame's number: 1 means that there is no parent.
+        """
+        frames: list[SourceLocation] = []
+        seen: set[int] = set()
+        while stack_frame_id > 0 and stack_frame_id not in seen:
+            seen.add(stack_frame_id)
+            frame = self._frames.get(stack_frame_id)
+            location = self._locations.get(frame.get("file_location_id", 0)) if frame else None
+            if frame is None or location is None:
+                break
+            file = self._files.get(location.get("file_name_id", 0), "")
+            function = self._functions.get(location.get("function_name_id", 0), "")
+            frames.append(SourceLocation(file, location.get("line", 0), function))
+            stack_frame_id = frame.get("parent_frame_id", 1) - 1
+        return frames
+
+    def _text(self, section: str) -> str:
+        return dict(self.sections).get(section, "")
+
+    @functools.cached_property
+    def _files(self) -> dict[int, str]:
+        return {int(m[1]): unquote(m[2]) for m in _NAME_LINE_RE.finditer(self._text("FileNames"))}
+
+    @functools.cached_property
+    def _functions(self) -> dict[int, str]:
+        return {int(m[1]): unquote(m[2]) for m in _NAME_LINE_RE.finditer(self._text("FunctionNames"))}
+
+    @functools.cached_property
+    def _locations(self) -> dict[int, dict[str, int]]:
+        return self._records("FileLocations")
+
+    @functools.cached_property
+    def _frames(self) -> dict[int, dict[str, int]]:
+        return self._records("StackFrames")
+
+    def _records(self, section: str) -> dict[int, dict[str, int]]:
+        return {
+            int(m[1]): {name: int(value) for name, value in _FIELD_RE.findall(m[2])}
+            for m in _RECORD_LINE_RE.finditer(self._text(section))
+        }
