@@ -1,4 +1,4 @@
-"""What every test shares: hypothesis profiles, the markers `hopper` and `nightly`, the package as a wheel installs it."""
+"""What every test shares: hypothesis profiles, the markers `hopper` and `nightly`, the package from its wheel."""
 
 from __future__ import annotations
 
