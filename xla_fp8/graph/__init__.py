@@ -1,0 +1,24 @@
+"""The serialized graph inside a convolution custom call: parse, print, build, walk, type-check."""
+
+from __future__ import annotations
+
+from xla_fp8.graph.errors import GraphError, GraphStringError, GraphTypeError
+from xla_fp8.graph.graph import Graph, SideOperand
+from xla_fp8.graph.node import Node
+from xla_fp8.graph.ops import FP8_TYPES, OPS, TYPES, OpSpec
+from xla_fp8.graph.type_check import lint, type_check
+
+__all__ = [
+    "FP8_TYPES",
+    "OPS",
+    "TYPES",
+    "Graph",
+    "GraphError",
+    "GraphStringError",
+    "GraphTypeError",
+    "Node",
+    "OpSpec",
+    "SideOperand",
+    "lint",
+    "type_check",
+]
