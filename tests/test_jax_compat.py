@@ -1,0 +1,129 @@
+"""Asks for every private JAX API of xla_fp8._jax_compat, so that a new JAX that moves one fails here, by name."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from xla_fp8 import _jax_compat
+
+TEXT = """\
+HloModule m
+
+ENTRY e {
+  a = f32[2,3]{1,0} parameter(0), metadata={op_name="the_name" source_file="a.py" source_line=3}
+  c = f32[3]{0} constant({1, 2, 3})
+  d = f32[12]{0} constant({1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12})
+  b = f32[2,3]{1,0} broadcast(c), dimensions={1}, control-predecessors={d}
+  ROOT r = f32[2,3]{1,0} custom-call(a, b), custom_call_target="t", backend_config={"key":"value"}
+}
+"""
+STABLEHLO_TEXT = """\
+HloModule m
+
+ENTRY e {
+  a = f32[2,3]{1,0} parameter(0)
+  ROOT r = f32[2,3]{1,0} add(a, a)
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def lowered() -> jax.stages.Lowered:
+    table = np.arange(100, dtype=np.float32) ** 2
+
+    def function(x: jax.Array) -> jax.Array:
+        return jnp.sin(x) * table
+
+    return jax.jit(function).lower(jnp.zeros(100, jnp.float32))
+
+
+def test_full_text_keeps_what_xla_prints_by_default_and_large_constants() -> None:
+    full = _jax_compat.full_text(TEXT)
+    for part in ('op_name="the_name"', "control-predecessors={%d}", '{"key":"value"}', "11, 12}", "%r = f32[2,3]{1,0}"):
+        assert part in full
+    assert _jax_compat.full_text(full) == full
+
+
+def test_short_text_has_no_metadata_and_no_percent() -> None:
+    short = _jax_compat.module_short_text(_jax_compat.hlo_text_to_module(TEXT))
+    assert "the_name" not in short
+    assert "%" not in short
+
+
+def test_bad_text_is_a_runtime_error_with_line_and_column() -> None:
+    with pytest.raises(RuntimeError, match=r"was parsing 3:3: error"):
+        _jax_compat.hlo_text_to_module("HloModule m\nENTRY e {\n  ?\n}\n")
+
+
+def test_proto_of_a_module_and_of_an_hlo_proto_print_the_same() -> None:
+    proto = _jax_compat.hlo_text_to_proto(TEXT)
+    size = len(proto)
+    varint = bytes([size & 0x7F | 0x80, size >> 7]) if size > 0x7F else bytes([size])
+    wrapped = b"\x0a" + varint + proto + b"\x1a\x02\x08\x01"  # field 3: a buffer assignment
+    assert _jax_compat.hlo_proto_unwrap(proto) == proto
+    assert _jax_compat.hlo_proto_unwrap(wrapped) == proto
+    assert _jax_compat.module_proto_to_text(wrapped) == _jax_compat.module_proto_to_text(proto)
+    assert "%r = f32[2,3]{1,0} custom-call(%a, %b)" in _jax_compat.module_proto_to_text(proto)
+
+
+@pytest.mark.parametrize("bad", [b"", b"\xff\xff", b"\x0a\x7fabc", b"HloModule m\n", b"\x00\x01", b"\x08\x01"])
+def test_bytes_without_a_module_are_refused(bad: bytes) -> None:
+    with pytest.raises(_jax_compat.HloProtoError):
+        _jax_compat.hlo_proto_unwrap(bad)
+
+
+def test_stablehlo_of_hlo_verifies() -> None:
+    text = _jax_compat.verify_stablehlo(_jax_compat.hlo_to_stablehlo(STABLEHLO_TEXT))
+    assert "stablehlo.add" in text
+    assert _jax_compat.verify_stablehlo(text) == text
+
+
+def test_stablehlo_verifier_refuses_shapes_that_disagree() -> None:
+    text = "func.func @f(%a: tensor<2xf32>, %b: tensor<3xf32>) -> tensor<2xf32> {\n"
+    text += '  %r = "stablehlo.add"(%a, %b) : (tensor<2xf32>, tensor<3xf32>) -> tensor<2xf32>\n  return %r : tensor<2xf32>\n}'
+    with pytest.raises(Exception, match="stablehlo.add"):
+        _jax_compat.verify_stablehlo(text)
+
+
+def test_lowered_text_has_metadata_and_large_constants(lowered: jax.stages.Lowered) -> None:
+    text = _jax_compat.lowered_hlo_text(lowered)
+    assert "9801" in text
+    assert "metadata={" in text
+    assert "sine(" in text
+
+
+def test_compiled_text_is_that_of_the_optimized_module(lowered: jax.stages.Lowered) -> None:
+    text = _jax_compat.compiled_hlo_text(lowered.compile())
+    assert "is_scheduled=true" in text
+    assert _jax_compat.full_text(text) == text
+
+
+def test_jaxlib_version_is_that_of_the_package() -> None:
+    import jaxlib
+
+    assert _jax_compat.jaxlib_version() == jaxlib.__version__
+
+
+def test_a_name_that_moved_is_reported_by_name() -> None:
+    with pytest.raises(_jax_compat.JaxApiError, match=r"no jaxlib\._hlo\.Gone"):
+        _jax_compat._private("jaxlib._hlo", "Gone")
+    with pytest.raises(_jax_compat.JaxApiError, match=r"no jaxlib\._gone\.Name"):
+        _jax_compat._private("jaxlib._gone", "Name")
+
+
+def test_asking_the_parser_does_not_import_jax() -> None:
+    program = f"""if 1:
+        import sys
+        from xla_fp8 import _jax_compat
+        assert not [name for name in sys.modules if name.startswith("jax")], "imported before it is needed"
+        _jax_compat.verify_stablehlo(_jax_compat.hlo_to_stablehlo({STABLEHLO_TEXT!r}))
+        assert "jax" not in sys.modules
+    """
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,234 @@
+"""Every private JAX and jaxlib API that the compiler half uses, one thin typed function around each.
+
+Nothing is imported before it is needed, so that a process which only asks XLA's parser (`xla_fp8.hlo.xla_process`) pays
+for `jaxlib._hlo` alone. Where a new JAX has moved a name, `JaxApiError` says which one; tests/test_jax_compat.py asks for
+each. Tried with jax 0.10.2 and 0.12.0.
+
+XLA's parser is C++ and aborts the process on some bad text: text from a user goes to `xla_fp8.hlo.xla_process` first.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from typing import Any
+
+from xla_fp8.errors import XlaFp8Error
+
+
+class JaxApiError(XlaFp8Error):
+    """The installed JAX or jaxlib lacks a private name that xla_fp8 needs."""
+
+
+class HloProtoError(XlaFp8Error):
+    """Bytes that are no serialized HloProto or HloModuleProto."""
+
+
+def _private(module: str, name: str) -> Any:
+    """Returns attribute `name` (dotted) of `module`, imported now. Raises JaxApiError when this JAX has no such name."""
+    try:
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise JaxApiError(
+            f"jaxlib {jaxlib_version()} has no {module}.{name} ({error}). xla_fp8 was tried with jax 0.10.2 to 0.12.0: "
+            "install one of these, or teach xla_fp8/_jax_compat.py the new place of that name."
+        ) from error
+    return found
+
+
+def jaxlib_version() -> str:
+    """The version of the installed jaxlib, e.g. `0.10.2`."""
+    from jaxlib import version
+
+    return str(version.__version__)
+
+
+# HLO text and protos: jaxlib._hlo.
+
+
+def hlo_text_to_module(text: str) -> Any:
+    """Parses HLO text with XLA's own parser (xla/hlo/parser/hlo_parser.cc) and returns a `jaxlib._hlo.HloModule`.
+
+    Raises:
+        RuntimeError: the text is no HLO. XLA's message starts `INVALID_ARGUMENT` and holds `was parsing LINE:COLUMN:`.
+    """
+    return _private("jaxlib._hlo", "hlo_module_from_text")(text)
+
+
+def module_full_text(module: Any) -> str:
+    """Prints everything that a `jaxlib._hlo.HloModule` holds, so that equal strings mean equal modules.
+
+    XLA's defaults (HloPrintOptions in xla/hlo/ir/hlo_print_options.h) elide constants of more than 10 elements; every
+    other thing that a default leaves out (operand shapes, the bodies of async computations) stands elsewhere in the
+    text. All options that matter are set all the same, because a default may change.
+    """
+    options = _private("jaxlib._hlo", "HloPrintOptions")()
+    for option in (
+        "print_metadata",
+        "print_backend_config",
+        "print_control_dependencies",
+        "print_large_constants",
+        "print_extra_attributes",
+        "print_ids",
+        "print_operand_names",
+        "print_percent",
+        "print_program_shape",
+        "print_result_shape",
+        "include_layout_in_shapes",
+    ):
+        if not hasattr(options, option):
+            raise JaxApiError(
+                f"jaxlib {jaxlib_version()}: HloPrintOptions has no {option}: its print may lose something"
+            )
+        setattr(options, option, True)
+    return str(module.to_string(options))
+
+
+def module_short_text(module: Any) -> str:
+    """Prints a `jaxlib._hlo.HloModule` in XLA's short-parsable form: no `%`, no metadata, no backend_config."""
+    return str(module.to_string(_private("jaxlib._hlo", "HloPrintOptions").short_parsable()))
+
+
+def full_text(text: str) -> str:
+    """Parses HLO text and prints all of it: the normal form in which two texts are compared.
+
+    Raises:
+        RuntimeError: as `hlo_text_to_module`.
+    """
+    return module_full_text(hlo_text_to_module(text))
+
+
+def hlo_text_to_proto(text: str) -> bytes:
+    """Parses HLO text and returns the serialized HloModuleProto."""
+    return bytes(hlo_text_to_module(text).as_serialized_hlo_module_proto())
+
+
+def module_proto_to_text(proto: bytes) -> str:
+    """The full text of a serialized HloModuleProto (of an HloProto too: it is unwrapped).
+
+    Raises:
+        HloProtoError: the bytes are no protocol buffer, or hold no module.
+        Exception: XLA cannot build a module of them; nanobind decides the class.
+    """
+    module_class = _private("jaxlib._hlo", "HloModule")
+    return module_full_text(module_class.from_serialized_hlo_module_proto(hlo_proto_unwrap(proto)))
+
+
+def hlo_proto_unwrap(proto: bytes) -> bytes:
+    """Returns the HloModuleProto inside an HloProto, which `--xla_dump_hlo_as_proto` writes; a bare module as it is.
+
+    In xla/service/hlo.proto, an HloProto is `hlo_module = 1; buffer_assignment = 3` (2 is reserved), and an
+    HloModuleProto is `name = 1; entry_computation_name = 2; computations = 3; ...`, of which XLA always writes 2. So
+    field 2 tells them apart, and reading the top level of the wire format is enough: no protobuf library is needed.
+
+    Raises:
+        HloProtoError: the bytes are no protocol buffer, or hold neither field.
+    """
+    module: bytes | None = None
+    for number, value in _proto_fields(proto):
+        if number == 2:
+            return proto
+        if number == 1 and value is not None:
+            module = value
+    if module is None:
+        raise HloProtoError("no HLO module in these bytes: an HloProto has one in field 1, an HloModuleProto is one")
+    return module
+
+
+def _proto_fields(message: bytes) -> Iterator[tuple[int, bytes | None]]:
+    """Yields (field number, contents) of each top-level field; contents are None unless length-delimited."""
+    position = 0
+
+    def varint() -> int:
+        nonlocal position
+        value = shift = 0
+        while True:
+            if position >= len(message) or shift > 63:
+                raise HloProtoError(f"no protocol buffer: bad varint at byte {position} of {len(message)}")
+            byte = message[position]
+            position += 1
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                return value
+
+    while position < len(message):
+        start = position
+        tag = varint()
+        number, wire_type = tag >> 3, tag & 7
+        contents: bytes | None = None
+        if wire_type == 0:
+            varint()
+        elif wire_type == 1:
+            position += 8
+        elif wire_type == 5:
+            position += 4
+        elif wire_type == 2:
+            size = varint()
+            contents = message[position : position + size]
+            position += size
+        else:
+            raise HloProtoError(f"no protocol buffer: unknown wire type {wire_type} at byte {start}")
+        if number == 0 or position > len(message):
+            raise HloProtoError(f"no protocol buffer: the field at byte {start} of {len(message)} ends past the end")
+        yield number, contents
+
+
+# StableHLO: jaxlib._jax.mlir and jaxlib's MLIR bindings.
+
+
+def hlo_to_stablehlo(text: str) -> bytes:
+    """Converts HLO text to a StableHLO module, as MLIR bytecode.
+
+    Raises:
+        RuntimeError: as `hlo_text_to_module`.
+        Exception: the HLO has no StableHLO form, or its shapes do not agree; nanobind decides the class.
+    """
+    return bytes(_private("jaxlib._jax", "mlir.hlo_to_stablehlo")(hlo_text_to_proto(text)))
+
+
+def verify_stablehlo(stablehlo: bytes | str) -> str:
+    """Parses a StableHLO module (MLIR bytecode or text), runs the verifiers of its dialects, and returns its text.
+
+    Raises:
+        jaxlib.mlir.ir.MLIRError: the module breaks a rule; the message says which.
+    """
+    context = _stablehlo_context()
+    module = _private("jaxlib.mlir.ir", "Module").parse(stablehlo, context)
+    module.operation.verify()
+    return str(module)
+
+
+def _stablehlo_context() -> Any:
+    """A context with the dialects that `hlo_to_stablehlo` may use, as jax._src.interpreters.mlir.make_ir_context does it.
+
+    Without importing jax, which takes half a second that a worker process would pay at each start.
+    """
+    context = _private("jaxlib.mlir.ir", "Context")()
+    registry = _private("jaxlib.mlir.ir", "DialectRegistry")()
+    _private("jaxlib.mlir._mlir_libs._jax_mlir_ext", "register_dialects")(registry)  # func, arith, ...
+    context.append_dialect_registry(registry)
+    context.load_all_available_dialects()
+    _private("jaxlib.mlir.dialects.sdy", "register_dialect")(context)
+    _private("jaxlib.mlir.dialects.mhlo", "register_mhlo_dialect")(context)
+    _private("jaxlib.mlir.dialects.chlo", "register_dialect")(context)
+    _private("jaxlib.mlir.dialects.stablehlo", "register_dialect")(context)
+    return context
+
+
+# What JAX lowered and compiled.
+
+
+def lowered_hlo_text(lowered: Any) -> str:
+    """The full HLO text of a `jax.stages.Lowered`: with metadata and every constant.
+
+    `lowered.as_text("hlo")` drops metadata and elides constants of more than 10 elements.
+    """
+    return module_full_text(lowered.compiler_ir("hlo").get_hlo_module())
+
+
+def compiled_hlo_text(compiled: Any) -> str:
+    """The full HLO text of a `jax.stages.Compiled`, after XLA's optimizations; of the first module if there are several."""
+    return module_full_text(compiled.runtime_executable().hlo_modules()[0])
