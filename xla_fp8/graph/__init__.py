@@ -5,10 +5,11 @@ from __future__ import annotations
 from xla_fp8.graph.errors import GraphError, GraphStringError, GraphTypeError
 from xla_fp8.graph.graph import Graph, SideOperand
 from xla_fp8.graph.node import Node
-from xla_fp8.graph.ops import FP8_TYPES, OPS, TYPES, OpSpec
+from xla_fp8.graph.ops import FP8_MAX, FP8_TYPES, OPS, TYPES, OpSpec
 from xla_fp8.graph.type_check import lint, type_check
 
 __all__ = [
+    "FP8_MAX",
     "FP8_TYPES",
     "OPS",
     "TYPES",

@@ -74,7 +74,10 @@ _SPECS = (
 OPS: Mapping[str, OpSpec] = MappingProxyType({spec.name: spec for spec in _SPECS})
 """Every op by name."""
 
-FP8_TYPES = ("f8e4m3fn", "f8e5m2")
+FP8_MAX: Mapping[str, float] = MappingProxyType({"f8e4m3fn": 448.0, "f8e5m2": 57344.0})
+"""The largest finite value of each FP8 type; a store to the type saturates there."""
+
+FP8_TYPES = tuple(FP8_MAX)
 """The FP8 types that cuDNN convolves."""
 
 TYPES = (*FP8_TYPES, "f16", "bf16", "f32")

@@ -1,0 +1,1 @@
+"""The backends: how a graph custom call runs on a device. Each is a module; import the one you mean."""

@@ -1,0 +1,172 @@
+"""The reference backend: interprets a graph string with plain JAX ops in f32, on any platform.
+
+It defines what a graph means; the other backends are tested against it. Numerics:
+
+- Input, filter and side operands are converted to f32 (exact for every type but f64); the convolution runs in f32 at
+  precision HIGHEST, and every node computes in f32. Node types only matter where a value leaves the graph.
+- The output, copies and amax are then stored in their type. A store to FP8 saturates as
+  `convert(clamp(-max, value, max))` does in HLO: infinities become the largest finite value, NaN stays NaN. Other types
+  round to nearest even and overflow to infinity.
+- NaN: every op propagates it. relu, min, max and amax are HLO's maximum and minimum and a reduce over maximum, which
+  return NaN if either side is NaN; elu takes its second branch, exp(NaN) - 1.
+- scale and invscale are one multiplication or division each, in node order: a zero scale makes NaN of an infinity,
+  `invscale` by zero makes infinities, which an FP8 output saturates.
+- amax starts from 0, so it is 0 for a tensor without elements.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from xla_fp8.graph import FP8_MAX, FP8_TYPES, Graph, GraphTypeError, type_check
+from xla_fp8.hlo import ConvolutionDimensionNumbers, Shape, Window
+from xla_fp8.hlo.literal import numpy_dtype
+
+_ELEMENT_TYPES = {numpy_dtype(name): name for name in (*FP8_TYPES, "f16", "bf16", "f32", "f64")}
+
+
+def run(
+    graph: Graph | str,
+    window: Window,
+    dim_labels: ConvolutionDimensionNumbers,
+    feature_group_count: int,
+    operands: Sequence[jax.Array],
+    output_types: Sequence[str] | None = None,
+    batch_group_count: int = 1,
+) -> tuple[jax.Array, ...]:
+    """What the custom call of `graph` computes, without the workspace. Can be traced by jit.
+
+    Args:
+        graph: the graph, or its string.
+        window, dim_labels, feature_group_count, batch_group_count: of the convolution, as on the custom call.
+        operands: input, filter, then the side operands in node order: scalars of shape [], vectors [K] (K the number
+            of output features), tensors of the output's shape.
+        output_types: element types of the results, output first; those of the graph's nodes if None.
+
+    Returns:
+        The output, in the dimension order of `dim_labels`, then the aux outputs in node order.
+
+    Raises:
+        GraphStringError: `graph` is text that is not a serialized graph.
+        GraphError: the graph has more than one tensor endpoint.
+        GraphTypeError: operands or output types that do not fit the graph.
+    """
+    graph = Graph.parse(graph) if isinstance(graph, str) else graph
+    operands = [jnp.asarray(operand) for operand in operands]
+    shapes = [_shape_of(operand) for operand in operands]
+    type_check(graph, shapes)
+    results = (graph.output, *graph.aux_outputs)
+    types = [node.type for node in results] if output_types is None else list(output_types)
+    if len(types) != len(results):
+        raise GraphTypeError(f"{graph} has {len(results)} results, but {len(types)} output types were given")
+
+    convolved = _convolution(operands[0], operands[1], window, dim_labels, feature_group_count, batch_group_count)
+    type_check(graph, shapes, Shape.array(graph.output.type, convolved.shape), dim_labels)
+
+    wide = [operand.astype(jnp.float32) for operand in operands]
+    along_features = [1] * convolved.ndim
+    along_features[dim_labels.output_feature_dimension] = -1
+    sides: dict[int, list[jax.Array]] = {node.uid: [] for node in graph}
+    for side in graph.side_operands():
+        value = wide[side.index]
+        sides[side.node].append(value.reshape(along_features) if side.kind == "vector" else value)
+
+    values: dict[int, jax.Array] = {graph.nodes[0].uid: convolved}
+    for node in graph.nodes[1:]:
+        inputs = (*(values[uid] for uid in node.operands), *sides[node.uid])
+        values[node.uid] = _OPS[node.op](*inputs)
+    return tuple(_store(values[node.uid], type) for node, type in zip(results, types, strict=True))
+
+
+def _convolution(
+    lhs: jax.Array,
+    rhs: jax.Array,
+    window: Window,
+    labels: ConvolutionDimensionNumbers,
+    feature_group_count: int,
+    batch_group_count: int,
+) -> jax.Array:
+    """HLO's convolution in f32."""
+    # On a GPU, XLA would turn a convolution of converted FP8 operands into a cuDNN FP8 graph, and the reference would
+    # be the thing that it is to check.
+    lhs, rhs = lax.optimization_barrier(  # type: ignore[no-untyped-call]
+        (lhs.astype(jnp.float32), rhs.astype(jnp.float32))
+    )
+    reversed_dimensions = [d for d, w in zip(labels.kernel_spatial_dimensions, window, strict=True) if w.reversal]
+    return lax.conv_general_dilated(
+        lhs,
+        lax.rev(rhs, reversed_dimensions),
+        window_strides=[w.stride for w in window],
+        padding=[(w.padding_low, w.padding_high) for w in window],
+        lhs_dilation=[w.base_dilation for w in window],
+        rhs_dilation=[w.window_dilation for w in window],
+        dimension_numbers=lax.ConvDimensionNumbers(
+            lhs_spec=(labels.input_batch_dimension, labels.input_feature_dimension, *labels.input_spatial_dimensions),
+            rhs_spec=(
+                labels.kernel_output_feature_dimension,
+                labels.kernel_input_feature_dimension,
+                *labels.kernel_spatial_dimensions,
+            ),
+            out_spec=(
+                labels.output_batch_dimension,
+                labels.output_feature_dimension,
+                *labels.output_spatial_dimensions,
+            ),
+        ),
+        feature_group_count=feature_group_count,
+        batch_group_count=batch_group_count,
+        precision=lax.Precision.HIGHEST,
+        preferred_element_type=jnp.float32,
+    )
+
+
+def _gelu_erf(a: jax.Array) -> jax.Array:
+    return (
+        0.5 * a * lax.erfc(-a * math.sqrt(0.5))
+    )  # 1 + erf(z) = erfc(-z), which stays accurate where erf(z) is near -1
+
+
+def _gelu_tanh(a: jax.Array) -> jax.Array:
+    return 0.5 * a * (1 + lax.tanh(math.sqrt(2 / math.pi) * (a + 0.044715 * a * a * a)))
+
+
+_OPS: Mapping[str, Callable[..., jax.Array]] = MappingProxyType(
+    {
+        "scale": lax.mul,
+        "invscale": lax.div,
+        "add": lax.add,
+        "min": lax.min,
+        "max": lax.max,
+        "relu": lambda a: lax.max(a, jnp.zeros_like(a)),
+        "elu": lambda a: lax.select(a > 0, a, lax.expm1(a)),
+        "amax": lambda a: jnp.max(jnp.abs(a), initial=0),
+        "bias": jnp.add,
+        "channel_scale": jnp.multiply,
+        "add_scaled": lambda a, tensor, scale: a + tensor * scale,
+        "silu": lambda a: a * lax.logistic(a),
+        "gelu_erf": _gelu_erf,
+        "gelu_tanh": _gelu_tanh,
+        "sigmoid": lax.logistic,
+        "tanh": lax.tanh,
+        "copy": lambda a: a,
+    }
+)
+"""Each op of `xla_fp8.graph.OPS` but conv, on f32 values: operands inside the graph first, then side operands."""
+
+
+def _store(value: jax.Array, type: str) -> jax.Array:
+    """`value` in the element type in which it leaves the graph."""
+    if type in FP8_MAX:
+        value = lax.clamp(-FP8_MAX[type], value, FP8_MAX[type])
+    return value.astype(numpy_dtype(type))
+
+
+def _shape_of(operand: jax.Array) -> Shape:
+    # A type that no graph has goes on under numpy's name, for type_check to refuse.
+    return Shape.array(_ELEMENT_TYPES.get(operand.dtype, operand.dtype.name), operand.shape)
