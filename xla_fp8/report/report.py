@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 from typing import Any
 
 
@@ -34,6 +35,7 @@ class Entry:
     rule: str = ""
 
     def to_dict(self) -> dict[str, Any]:
+        """The fields, as JSON holds them."""
         return dataclasses.asdict(self)
 
 
@@ -70,12 +72,75 @@ class Report:
         """The refusals that cost something: convolutions and dots fed by FP8 tensors."""
         return [entry for entry in self.refused if entry.is_fp8]
 
+    @property
+    def refused_without_fp8(self) -> list[Entry]:
+        """The convolutions and dots that no FP8 tensor feeds."""
+        return [entry for entry in self.refused if not entry.is_fp8]
+
+    @property
+    def summary(self) -> str:
+        """One sentence of counts, e.g. `2 rewritten, 1 refused, 3 without FP8 operands`."""
+        return (
+            f"{len(self.rewritten)} rewritten, {len(self.refused_fp8)} refused, "
+            f"{len(self.refused_without_fp8)} without FP8 operands"
+        )
+
+    @property
+    def metadata_note(self) -> str:
+        """Why there are no source lines and how to get them; "" where the module has metadata."""
+        if self.has_metadata:
+            return ""
+        return (
+            "no source lines: this dump has no metadata. lowered.as_text('hlo') leaves it out; "
+            "lowered.as_text('hlo', debug_info=True) keeps it."
+        )
+
     def to_dict(self) -> dict[str, Any]:
+        """`{"rewritten": [...], "refused": [...]}`, each entry a dict with the fields of `Entry`."""
         return {
             "rewritten": [entry.to_dict() for entry in self.rewritten],
             "refused": [entry.to_dict() for entry in self.refused],
         }
 
     def to_json(self) -> str:
-        """The report as JSON: `{"rewritten": [...], "refused": [...]}`."""
+        """`to_dict` as JSON."""
         return json.dumps(self.to_dict(), indent=2)
+
+    def to_text(
+        self,
+        *,
+        everything: bool = False,
+        width: int | None = None,
+        paint: Callable[[str, str], str] | None = None,
+    ) -> str:
+        """The report for a terminal or a log.
+
+        Args:
+            everything: also say why, and what to do, where there is no FP8 operand.
+            width: columns to wrap sentences to; None leaves each on one line.
+            paint: called with a text and what it is (a key of `xla_fp8.report.text.ROLES`); returns it coloured.
+        """
+        from xla_fp8.report import text
+
+        return text.render(self, everything=everything, width=width, paint=paint or text.plain)
+
+    def to_markdown(self, *, everything: bool = False) -> str:
+        """The report as Markdown tables, for a pull request or an issue."""
+        from xla_fp8.report import markdown
+
+        return markdown.render(self, everything=everything)
+
+    def to_html(self, title: str = "FP8 report", *, everything: bool = False) -> str:
+        """The report as one self-contained HTML page."""
+        from xla_fp8.report import html
+
+        return html.page(title, [("", self)], everything=everything)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from xla_fp8.report import html
+
+        return html.fragment(self)
+
+    def __str__(self) -> str:
+        return self.to_text()

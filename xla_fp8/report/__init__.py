@@ -1,0 +1,7 @@
+"""What a pipeline did to each convolution and dot: the data, and its text, Markdown, HTML and JSON."""
+
+from __future__ import annotations
+
+from xla_fp8.report.report import Entry, PassTiming, Report
+
+__all__ = ["Entry", "PassTiming", "Report"]
