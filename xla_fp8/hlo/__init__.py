@@ -11,6 +11,7 @@ from xla_fp8.hlo.parser import parse
 from xla_fp8.hlo.printer import instruction_text, to_text
 from xla_fp8.hlo.shape import Layout, Shape
 from xla_fp8.hlo.stack_frames import SourceLocation, StackFrameTables
+from xla_fp8.hlo.verifier import verify
 
 __all__ = [
     "AttributeMap",
@@ -33,4 +34,5 @@ __all__ = [
     "instruction_text",
     "parse",
     "to_text",
+    "verify",
 ]

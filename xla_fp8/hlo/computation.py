@@ -260,7 +260,9 @@ class HloComputation:
         if instruction.parent is not self:
             raise HloMutationError(f"{instruction.name} is not in computation {self.name}")
         if instruction._users:
-            raise HloMutationError(f"{instruction.name} still has users: {', '.join(u.name for u in instruction.users)}")
+            raise HloMutationError(
+                f"{instruction.name} still has users: {', '.join(u.name for u in instruction.users)}"
+            )
         if self.root is instruction:
             raise HloMutationError(f"{instruction.name} is the root of computation {self.name}")
         if successors := self.control_successors(instruction):

@@ -44,7 +44,37 @@ class HloAttributeError(HloError):
 
 
 class HloVerifyError(HloError):
-    """A module that breaks a rule of HLO; the message names computation, instruction and rule."""
+    """A module that breaks a rule of HLO.
+
+    Attributes:
+        rule: the rule's name, e.g. "operands", "broadcast", "control-predecessors".
+        message: what is wrong, in one sentence.
+        computation, instruction: names, or None where the rule is not about one.
+        source: the user's "file.py:42" where the metadata has it, else None.
+        text: the instruction as it is printed, or "".
+    """
+
+    def __init__(
+        self,
+        rule: str,
+        message: str,
+        computation: str | None = None,
+        instruction: str | None = None,
+        source: str | None = None,
+        text: str = "",
+    ) -> None:
+        self.rule = rule
+        self.message = message
+        self.computation = computation
+        self.instruction = instruction
+        self.source = source
+        self.text = text
+        where = ", ".join(
+            f"{kind} {name}" for kind, name in (("computation", computation), ("instruction", instruction)) if name
+        )
+        source = f" ({source})" if source else ""
+        shown = f"\n  {text if len(text) <= 240 else text[:237] + '...'}" if text else ""
+        super().__init__(f"{where or 'module'}{source}: rule {rule!r}: {message}{shown}")
 
 
 class HloMutationError(HloError):

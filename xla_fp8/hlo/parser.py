@@ -240,7 +240,9 @@ class _Parser:
     def _peek(self, position: int) -> int:
         """The next non-blank offset; the common case, two spaces and a name, costs one comparison."""
         char = self.text[position : position + 3]
-        return position if char.startswith("  ") and char[2:] not in (" ", "\n", ",") else skip_space(self.text, position)
+        return (
+            position if char.startswith("  ") and char[2:] not in (" ", "\n", ",") else skip_space(self.text, position)
+        )
 
     @staticmethod
     def take_back(computation: HloComputation, instruction: HloInstruction) -> None:
@@ -441,4 +443,3 @@ class _Parser:
 
     def error(self, message: str, position: int | None = None) -> HloParseError:
         return HloParseError.at(message, self.text, self.position if position is None else position, self.filename)
-

@@ -59,13 +59,9 @@ def _print_computation(computation: HloComputation, is_entry: bool, percent: str
         else:
             arguments = _operand_text(instruction, percent)
         shape = f"{instruction._shape} " if instruction._shape is not None else ""
-        attributes = (
-            instruction._attribute_text if instruction._attributes is None else instruction.attribute_text
-        )
+        attributes = instruction._attribute_text if instruction._attributes is None else instruction.attribute_text
         marker = "  ROOT " if instruction is root else "  "
-        pieces.append(
-            f"{marker}{percent}{instruction.name} = {shape}{instruction.opcode}({arguments}){attributes}\n"
-        )
+        pieces.append(f"{marker}{percent}{instruction.name} = {shape}{instruction.opcode}({arguments}){attributes}\n")
         instruction = instruction._next
     trailing = f", {computation.trailing_attributes}" if computation.trailing_attributes else ""
     pieces.append(f"}}{trailing}\n")

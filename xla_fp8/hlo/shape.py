@@ -151,9 +151,7 @@ class Shape:
 
 @functools.lru_cache(maxsize=4096)
 def _without_layout(shape: Shape) -> Shape:
-    return dataclasses.replace(
-        shape, layout=None, tuple_shapes=tuple(_without_layout(s) for s in shape.tuple_shapes)
-    )
+    return dataclasses.replace(shape, layout=None, tuple_shapes=tuple(_without_layout(s) for s in shape.tuple_shapes))
 
 
 _SPACE = r"(?:\s|/\*.*?\*/|//[^\n]*)*+"

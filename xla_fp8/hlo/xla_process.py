@@ -102,7 +102,7 @@ class XlaProcess:
         return self._ask_about_text("full_text", text)
 
     def stablehlo(self, text: str) -> XlaAnswer:
-        """HLO text as StableHLO (MLIR text), accepted by its verifier, which checks what XLA's parser does not: shapes."""
+        """HLO text as StableHLO (MLIR text), accepted by its verifier, which checks shapes (the parser does not)."""
         return self._ask_about_text("stablehlo", text)
 
     def proto_to_text(self, proto: bytes) -> XlaAnswer:
