@@ -67,28 +67,32 @@ def _parts(picture: Picture) -> list[tuple[str, Flow]]:
 
 
 def _dot(drawn: list[Picture]) -> str:
-    lines = [
-        "digraph graphs {",
+    lines = [] if drawn else [f"  nothing [label={_quote(_NOTHING)}];"]
+    for number, picture in enumerate(drawn):
+        lines += [f"  subgraph cluster_{number} {{", f"    label={_quote(picture.title)};"]
+        for name, flow in reversed(_parts(picture)):  # Graphviz puts the last cluster leftmost
+            lines += [f"    subgraph cluster_{number}_{name} {{", f"      label={name};"]
+            lines += [f"      {line}" for line in _dot_flow(flow, prefix=f"{number} {name} ")]
+            lines.append("    }")
+        lines.append("  }")
+    return _digraph(lines)
+
+
+def _digraph(lines: list[str]) -> str:
+    style = [
         '  graph [rankdir=TB, fontname="sans-serif", labeljust=l, style=rounded, color="#9aa0a6"];',
         '  node [shape=box, style="rounded,filled", fontname="sans-serif", fontsize=11, color="#5f6368"];',
         '  edge [color="#5f6368", arrowsize=0.7];',
     ]
-    if not drawn:
-        lines.append(f"  nothing [label={_quote(_NOTHING)}];")
-    for number, picture in enumerate(drawn):
-        lines += [f"  subgraph cluster_{number} {{", f"    label={_quote(picture.title)};"]
-        for name, flow in _parts(picture):
-            lines += [f"    subgraph cluster_{number}_{name} {{", f"      label={name};"]
-            for box in flow.boxes.values():
-                label = _quote(f"{box.title}\n{box.detail}")
-                identity = _quote(f"{number} {name} {box.title}")
-                lines.append(f'      {identity} [label={label}, fillcolor="{_FILL[box.kind]}"];')
-            for arrow in flow.arrows:
-                source, target = (_quote(f"{number} {name} {title}") for title in arrow)
-                lines.append(f"      {source} -> {target};")
-            lines.append("    }")
-        lines.append("  }")
-    return "\n".join([*lines, "}"]) + "\n"
+    return "\n".join(["digraph graphs {", *style, *lines, "}"]) + "\n"
+
+
+def _dot_flow(flow: Flow, prefix: str = "") -> list[str]:
+    lines = []
+    for box in flow.boxes.values():
+        label = _quote(f"{box.title}\n{box.detail}")
+        lines.append(f'{_quote(prefix + box.title)} [label={label}, fillcolor="{_FILL[box.kind]}"];')
+    return lines + [f"{_quote(prefix + source)} -> {_quote(prefix + target)};" for source, target in flow.arrows]
 
 
 def _quote(text: str) -> str:
@@ -115,14 +119,14 @@ def _html(drawn: list[Picture]) -> str:
 
 
 def _section(picture: Picture) -> str:
-    columns = [f"<div><h3>{name}</h3>\n{_html_flow(picture, name, flow)}</div>" for name, flow in _parts(picture)]
+    columns = [f"<div><h3>{name}</h3>\n{_html_flow(flow)}</div>" for name, flow in _parts(picture)]
     heading = f"<h2>{html.escape(picture.title)}</h2>"
     return f"<section>{heading}\n<div class=columns>\n" + "\n".join(columns) + "\n</div></section>"
 
 
-def _html_flow(picture: Picture, name: str, flow: Flow) -> str:
+def _html_flow(flow: Flow) -> str:
     if shutil.which("dot"):
-        svg = _svg(_dot([Picture(picture.title, None, flow)]))
+        svg = _svg(_digraph(_dot_flow(flow)))
         return svg[svg.index("<svg") :]  # an XML declaration may not stand inside a page
     rows = []
     for box in flow.boxes.values():
