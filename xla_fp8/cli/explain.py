@@ -1,0 +1,114 @@
+"""`xla-fp8 explain`: what became of each convolution and dot, and what would make the rest match."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import TYPE_CHECKING
+
+from xla_fp8.cli import color, options
+from xla_fp8.cli.errors import EXIT_ERROR, EXIT_OK
+
+if TYPE_CHECKING:
+    from xla_fp8.cli.inputs import Source
+    from xla_fp8.hlo.xla_process import XlaProcess
+    from xla_fp8.report import Report
+
+_EPILOG = """\
+--format=json prints {"rewritten": [...], "refused": [...]}; each entry has instruction, op, source ("file.py:42" or
+null), reason, advice, graph, computation, is_fp8, rule and file.
+status: 0 done, 1 an error, or with --strict a refused FP8 convolution, 2 wrong usage
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser(
+        "explain",
+        help="say which convolutions and dots are rewritten, and why the others are not",
+        description="Runs the default pipeline, writes no HLO, and has one entry for each convolution and dot.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(run=run)
+    parser.add_argument(
+        "inputs",
+        nargs="+",
+        metavar="IN",
+        help="HLO text or proto, gzip of either, - for stdin, or a directory of dumps",
+    )
+    parser.add_argument("-o", "--output", default="-", metavar="OUT", help="a file, or - for stdout (the default)")
+    parser.add_argument("--format", choices=("text", "json", "markdown", "html"), default="text")
+    parser.add_argument(
+        "--all",
+        action="store_true",
+        help="in text, markdown and html: reason and advice also where no FP8 tensor is an operand",
+    )
+    parser.add_argument("--strict", action="store_true", help="exit with 1 when an FP8 convolution was refused")
+    options.add_target(parser)
+    options.add_xla_verify(parser)
+    options.add_common(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from xla_fp8.cli import inputs, outputs, pipeline
+    from xla_fp8.hlo.xla_process import XlaProcess
+    from xla_fp8.target import Target
+
+    reports: list[tuple[str, Report]] = []
+
+    def explain(source: Source) -> int:
+        reports.append((source.name, _report(source, arguments, xla)))
+        return EXIT_OK
+
+    sources = inputs.find(arguments.inputs)
+    with XlaProcess() as xla:
+        if arguments.target is None:
+            arguments.target = Target.default()
+        status = pipeline.for_each(sources, arguments, explain)
+    if reports:
+        outputs.write(arguments.output, _render(reports, arguments))
+    if arguments.strict and any(entry.op != "dot" for _, report in reports for entry in report.refused_fp8):
+        status = max(status, EXIT_ERROR)
+    return status
+
+
+def _report(source: Source, arguments: argparse.Namespace, xla: XlaProcess) -> Report:
+    from xla_fp8 import passes
+    from xla_fp8.cli import inputs
+
+    _, module = inputs.load(source, xla, verify_with_xla=arguments.xla_verify)
+    report: Report = passes.run(module, None, arguments.target, dialect=arguments.dialect)
+    return report
+
+
+def _render(reports: list[tuple[str, Report]], arguments: argparse.Namespace) -> str:
+    several = len(reports) > 1
+    if arguments.format == "json":
+        return _json(reports)
+    if arguments.format == "html":
+        from xla_fp8.report import html
+
+        title = "FP8 report" if several else f"FP8 report: {reports[0][0]}"
+        return html.page(title, reports if several else [("", reports[0][1])], everything=arguments.all)
+    if arguments.format == "markdown":
+        return "\n".join(
+            (f"## {name}\n\n" if several else "") + report.to_markdown(everything=arguments.all)
+            for name, report in reports
+        )
+    to_stdout = arguments.output == "-"
+    paint = color.choose(arguments.color, sys.stdout) if to_stdout else color.Color(arguments.color == "always")
+    width = color.width_of(sys.stdout) if to_stdout else None
+    return "\n".join(
+        (paint(f"== {name}", "heading") + "\n" if several else "")
+        + report.to_text(everything=arguments.all, width=width, paint=paint)
+        for name, report in reports
+    )
+
+
+def _json(reports: list[tuple[str, Report]]) -> str:
+    merged = {
+        part: [{**entry, "file": name} for name, report in reports for entry in report.to_dict()[part]]
+        for part in ("rewritten", "refused")
+    }
+    return json.dumps(merged, indent=2) + "\n"

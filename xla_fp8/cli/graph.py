@@ -1,0 +1,56 @@
+"""`xla-fp8 graph`: a drawing of each graph custom call, and of what it replaced."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from xla_fp8.cli import options
+from xla_fp8.cli.errors import EXIT_OK
+
+if TYPE_CHECKING:
+    from xla_fp8.hlo import HloModule
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser(
+        "graph",
+        help="draw the graphs of a module, before and after",
+        description="Draws the module around each graph custom call. A file without any goes through the default "
+        "pipeline first and is drawn before and after it.",
+    )
+    parser.set_defaults(run=run)
+    parser.add_argument("input", metavar="FILE", help="HLO text or proto, gzip of either, or - for stdin")
+    parser.add_argument("-o", "--output", default="-", metavar="OUT", help="a file, or - for stdout (the default)")
+    parser.add_argument(
+        "--format", choices=("text", "dot", "svg", "html"), default="text", help="svg needs Graphviz's dot"
+    )
+    parser.add_argument("--before", metavar="FILE", help="the module that FILE was made from, to show beside it")
+    options.add_target(parser)
+    options.add_xla_verify(parser)
+    options.add_common(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from xla_fp8 import passes
+    from xla_fp8.cli import inputs, outputs
+    from xla_fp8.graph.drawing import draw
+    from xla_fp8.hlo.xla_process import XlaProcess
+
+    with XlaProcess() as xla:
+        module, before = [
+            inputs.load(inputs.one(path), xla, verify_with_xla=arguments.xla_verify)[1] if path else None
+            for path in (arguments.input, arguments.before)
+        ]
+    assert module is not None
+    if before is None and not _has_graph(module):
+        before = module.clone()
+        passes.run(module, None, arguments.target, dialect=arguments.dialect)
+    outputs.write(arguments.output, draw(module, arguments.format, before))
+    return EXIT_OK
+
+
+def _has_graph(module: HloModule) -> bool:
+    from xla_fp8.graph.custom_call import graph_of
+
+    return any(graph_of(i) is not None for c in module.computations for i in c if i.opcode == "custom-call")

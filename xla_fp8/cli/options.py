@@ -1,0 +1,109 @@
+"""Options that several commands share, and the readers of their values."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from xla_fp8.cli import color
+from xla_fp8.errors import XlaFp8Error
+
+if TYPE_CHECKING:
+    from xla_fp8.target import Target
+
+
+def add_common(parser: argparse.ArgumentParser) -> None:
+    """`--color`, which every command has."""
+    parser.add_argument(
+        "--color",
+        choices=color.CHOICES,
+        default="auto",
+        help="colour the text for people: on a terminal (auto, the default), always, never",
+    )
+
+
+def add_xla_verify(parser: argparse.ArgumentParser) -> None:
+    """`--xla-verify`, of every command that reads HLO."""
+    parser.add_argument(
+        "--xla-verify",
+        type=boolean,
+        default=True,
+        metavar="true|false",
+        help="ask XLA's own parser too (default true; false reads dumps newer than the installed jaxlib)",
+    )
+
+
+def add_target(parser: argparse.ArgumentParser) -> None:
+    """`--target` and `--dialect`, of every command that runs passes."""
+    parser.add_argument(
+        "--target",
+        type=_lazily(_target),
+        metavar="TARGET",
+        help="what to compile for: h100, h200, b200, l40s, a100, or cc=9.0,cuda=12.4,cudnn=9.1 "
+        "(default: the GPU at hand, else h200)",
+    )
+    parser.add_argument(
+        "--dialect",
+        choices=("xla", "extended"),
+        default="xla",
+        help="graph ops: those that XLA itself reads (xla, the default), or those that xla_fp8.jit runs (extended)",
+    )
+
+
+def boolean(text: str) -> bool:
+    """Reads true or false, as XLA's flags do."""
+    value = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}.get(text.lower())
+    if value is None:
+        raise argparse.ArgumentTypeError(f"expected true or false, not {text!r}")
+    return value
+
+
+def natural(text: str) -> int:
+    """Reads a whole number of at least 0."""
+    try:
+        value = int(text)
+    except ValueError:
+        value = -1
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 0, not {text!r}")
+    return value
+
+
+def pass_list(text: str) -> tuple[str, ...]:
+    """Reads `a,b,c`; "" is no pass. A name that is none is a usage error."""
+    from xla_fp8 import passes
+
+    names: tuple[str, ...] = passes.parse_pipeline(text) if text.strip() else ()
+    return names
+
+
+def _target(text: str) -> Target:
+    from xla_fp8.target import Target
+
+    return Target.parse(text)
+
+
+def _lazily(read: Callable[[str], object]) -> Callable[[str], object]:
+    """An argparse type of a reader that raises XlaFp8Error: its message is the usage error's."""
+
+    def typed(text: str) -> object:
+        try:
+            return read(text)
+        except XlaFp8Error as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return typed
+
+
+pass_list_type = _lazily(pass_list)
+"""`pass_list` as an argparse type."""
+
+
+def stdout_color(arguments: argparse.Namespace) -> color.Color:
+    return color.choose(arguments.color, sys.stdout)
+
+
+def stderr_color(arguments: argparse.Namespace) -> color.Color:
+    return color.choose(arguments.color, sys.stderr)
