@@ -93,12 +93,13 @@ def _after(call: HloInstruction, graph: Graph) -> Flow:
 
 
 class _Replaced:
-    """Finds, in the module before, the instructions that a custom call stands for: those whose names are gone."""
+    """Finds, in the module before, the instructions that a custom call stands for: those that are gone."""
 
     def __init__(self, before: HloModule, after: HloModule) -> None:
-        kept = {i.name for c in after.computations for i in c}
+        # With the opcode: a custom call may have the name of the convolution that it replaced.
+        kept = {(i.name, i.opcode) for c in after.computations for i in c}
         self.order = {i: position for position, i in enumerate(i for c in before.computations for i in c)}
-        self.gone = {i for i in self.order if i.name not in kept}
+        self.gone = {i for i in self.order if (i.name, i.opcode) not in kept}
         self.convolutions = [i for i in self.order if i in self.gone and i.opcode == "convolution"]
 
     def flow(self, call: HloInstruction) -> Flow | None:
