@@ -1,1 +1,20 @@
-"""The compiler passes, HLO in and HLO out; installed as `xla_fp8.passes`."""
+"""HLO in, HLO out: one file a pass, and the pipeline that runs them."""
+
+from __future__ import annotations
+
+from xla_fp8.passes.base import Context, Pass, PassError, Refusal, UnknownPassError
+from xla_fp8.passes.pipeline import DEFAULT_PIPELINE, PASSES, PipelineOptions, mentions_fp8, parse_pipeline, run
+
+__all__ = [
+    "DEFAULT_PIPELINE",
+    "PASSES",
+    "Context",
+    "Pass",
+    "PassError",
+    "PipelineOptions",
+    "Refusal",
+    "UnknownPassError",
+    "mentions_fp8",
+    "parse_pipeline",
+    "run",
+]

@@ -313,6 +313,32 @@ class HloComputation:
         self.replace_all_uses_with(old, new)
         self.remove(old)
 
+    def transfer_control_dependencies(self, old: HloInstruction, new: HloInstruction) -> None:
+        """Control predecessors and successors of `old` become those of `new`."""
+        successors = self.control_successors(old)
+        if text := old.attributes.pop("control-predecessors", None):
+            new.attributes["control-predecessors"] = text
+        for successor in successors:
+            names = [new.name if p is old else p.name for p in successor.control_predecessors]
+            successor.attributes["control-predecessors"] = "{" + ", ".join(f"%{name}" for name in names) + "}"
+        if text or successors:
+            self._controlled = None
+
+    def restore_order(self) -> None:
+        """Puts instructions back into an order where operands come before users, moving as little as `post_order` does.
+
+        A pass that adds instructions wherever it stands calls this once at its end.
+        """
+        self._root = self.root
+        order = self.post_order()
+        self._first, self._last = order[0], order[-1]
+        previous: HloInstruction | None = None
+        for instruction in order:
+            instruction._previous, instruction._next = previous, None
+            if previous is not None:
+                previous._next = instruction
+            previous = instruction
+
     def remove_dead(self) -> int:
         """Removes what nobody uses: not the root, parameters, side effects or control predecessors. Counts them."""
         removed = 0

@@ -1,0 +1,134 @@
+"""What every pass is made of: the Pass class, the context a pipeline hands to its passes, and their errors."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+
+from xla_fp8.errors import XlaFp8Error
+from xla_fp8.graph import Graph
+from xla_fp8.hlo import HloError, HloInstruction, HloModule
+from xla_fp8.report import Entry
+from xla_fp8.target import Target
+
+
+class PassError(XlaFp8Error):
+    """A pass that broke the module, or was asked for something it does not have."""
+
+
+class UnknownPassError(PassError):
+    """A pass name that is none; the message lists those there are."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Refusal:
+    """Why something was not rewritten.
+
+    Attributes:
+        rule: a short, stable name, e.g. "missing-clamp".
+        reason: what differed, naming the instruction.
+        advice: what would make it match.
+        instruction: the instruction at fault.
+    """
+
+    rule: str
+    reason: str
+    advice: str
+    instruction: HloInstruction
+
+
+class Context:
+    """What a pipeline run carries from pass to pass.
+
+    Attributes:
+        dialect: "xla" (ops that XLA's reader of the graph string knows) or "extended".
+        fuel: rewrites left, None for no limit.
+        entries: what became of each convolution and dot, in the order decided.
+    """
+
+    def __init__(self, dialect: str = "xla", fuel: int | None = None) -> None:
+        if dialect not in ("xla", "extended"):
+            raise PassError(f"unknown dialect {dialect!r}: expected xla or extended")
+        self.dialect = dialect
+        self.fuel = fuel
+        self.rewrites = 0
+        self.entries: list[Entry] = []
+        self._origins: dict[tuple[str, str], tuple[str, str]] = {}
+
+    @property
+    def extended(self) -> bool:
+        return self.dialect == "extended"
+
+    def consume_fuel(self) -> bool:
+        """Whether one more rewrite may be made; counts it."""
+        if self.fuel is not None:
+            if self.fuel <= 0:
+                return False
+            self.fuel -= 1
+        self.rewrites += 1
+        return True
+
+    def moved(self, instruction: HloInstruction, computation: str, name: str) -> None:
+        """Notes that `instruction` is what the input calls `name` in `computation`; follows earlier moves."""
+        assert instruction.parent is not None
+        origin = self._origins.get((computation, name), (computation, name))
+        self._origins[(instruction.parent.name, instruction.name)] = origin
+
+    def origin(self, instruction: HloInstruction) -> tuple[str, str]:
+        """Computation and name of `instruction` in the module that was read."""
+        assert instruction.parent is not None
+        key = (instruction.parent.name, instruction.name)
+        return self._origins.get(key, key)
+
+    def record(
+        self,
+        instruction: HloInstruction,
+        op: str,
+        *,
+        is_fp8: bool,
+        refusal: Refusal | None = None,
+        graph: Graph | None = None,
+    ) -> None:
+        """Adds the report's entry for a convolution or dot, rewritten (`graph`) or not."""
+        computation, name = self.origin(instruction)
+        self.entries.append(
+            Entry(
+                instruction=name,
+                op=op,
+                source=source_of(instruction),
+                reason=refusal.reason if refusal else "",
+                advice=refusal.advice if refusal else "",
+                graph=str(graph) if graph is not None else None,
+                computation=computation,
+                is_fp8=is_fp8,
+                rule=refusal.rule if refusal else "",
+            )
+        )
+
+
+def source_of(instruction: HloInstruction) -> str | None:
+    """The user's "file.py:42" for an instruction, None where the dump does not say."""
+    try:
+        location = instruction.module.source_location(instruction)
+    except HloError:
+        return None
+    return str(location) if location else None
+
+
+def described(instruction: HloInstruction) -> str:
+    """An instruction in a message: its name and opcode, and the source line where there is one."""
+    source = source_of(instruction)
+    return f"{instruction.name} ({instruction.opcode}{f', {source}' if source else ''})"
+
+
+class Pass(abc.ABC):
+    """A transformation of a module. Its docstring opens with one line and shows HLO before and after."""
+
+    name: str
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+
+    @abc.abstractmethod
+    def run(self, module: HloModule, target: Target) -> bool:
+        """Changes `module` in place; returns whether it did. Leaves a verified module."""

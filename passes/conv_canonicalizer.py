@@ -1,0 +1,214 @@
+"""conv-canonicalizer: FP8 convolutions in NHWC and OHWI, with the transposes moved away from the epilogue."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from xla_fp8.hlo import HloComputation, HloInstruction, HloModule, Window
+from xla_fp8.hlo.attributes import format_int_list
+from xla_fp8.hlo.opcodes import ELEMENTWISE_BINARY, ELEMENTWISE_UNARY
+from xla_fp8.passes.base import Pass, Refusal
+from xla_fp8.passes.convolution import CANONICAL_LABELS, dequantized_operands, unsupported_form
+from xla_fp8.passes.dequantization import Dequantized, Scale
+from xla_fp8.passes.values import (
+    Scalar,
+    broadcast_scalar,
+    inverse_permutation,
+    scalar_of,
+    transpose,
+)
+from xla_fp8.target import Target
+
+
+class ConvCanonicalizer(Pass):
+    """Gives every FP8 convolution the layout that runs: input and output NHWC, filter OHWI (NWC, NDHWC for 1-D, 3-D).
+
+    Before::
+
+        %x_wide = f32[8,64,28,28] convert(%x)
+        %w_wide = f32[128,64,3,3] convert(%w)
+        %conv = f32[8,128,28,28] convolution(%x_wide, %w_wide), window={size=3x3 pad=1_1x1_1}, dim_labels=bf01_oi01->bf01
+        %y = f32[8,128,28,28] maximum(%conv, %zeros)
+
+    After::
+
+        %x_nhwc = f8e4m3fn[8,28,28,64] transpose(%x), dimensions={0,2,3,1}
+        %w_ohwi = f8e4m3fn[128,3,3,64] transpose(%w), dimensions={0,2,3,1}
+        %conv = f32[8,28,28,128] convolution(%x_wide, %w_wide), window={size=3x3 pad=1_1x1_1}, dim_labels=b01f_o01i->b01f
+        %max = f32[8,28,28,128] maximum(%conv, %zeros)
+        %y = f32[8,128,28,28] transpose(%max), dimensions={0,3,1,2}
+
+    Operands are rebuilt as convert and scales of a transposed FP8 tensor: a quarter of the bytes to move, and transposes
+    that cancel between layers vanish. A reversed filter (the input gradient of a stride-1 convolution, or a reversed
+    window) becomes a reversal of the FP8 tensor, so the convolution is a forward one. The transpose of the result sinks
+    through the epilogue to the FP8 output. Convolutions that are not FP8, or that no graph could take, stay as they are.
+    """
+
+    name = "conv-canonicalizer"
+
+    def run(self, module: HloModule, target: Target) -> bool:
+        changed = False
+        for computation in module.computations:
+            touched = False
+            for convolution in computation.instructions:
+                if convolution.parent is not computation or convolution.opcode != "convolution":
+                    continue
+                operands = dequantized_operands(convolution)
+                if isinstance(operands, Refusal) or unsupported_form(convolution):
+                    continue
+                if is_canonical(convolution, operands):
+                    continue
+                if not self.context.consume_fuel():
+                    break
+                self.canonicalize(computation, convolution, operands)
+                touched = True
+            if touched:
+                computation.remove_dead()
+                computation.restore_order()
+                changed = True
+        return changed
+
+    def canonicalize(
+        self, computation: HloComputation, convolution: HloInstruction, operands: tuple[Dequantized, Dequantized]
+    ) -> None:
+        labels = convolution.dim_labels
+        canonical = CANONICAL_LABELS[labels.spatial_rank]
+        wide = convolution.operand(0).shape.element_type
+        permutations = [
+            tuple(have.index(label) for label in want)
+            for have, want in ((labels.lhs, canonical.lhs), (labels.rhs, canonical.rhs))
+        ]
+        window = convolution.window
+        reversed_dims = tuple(i + 1 for i, d in enumerate(window) if d.reversal)
+        rebuilt = []
+        for index, (operand, permutation) in enumerate(zip(operands, permutations, strict=True)):
+            source = transpose(operand.build_source(), permutation)
+            if index == 1 and reversed_dims:
+                source = computation.create(
+                    "reverse",
+                    source.shape,
+                    [source],
+                    attributes={"dimensions": format_int_list(reversed_dims)},
+                    metadata_from=convolution,
+                )
+            rebuilt.append(rebuild_dequantized(source, operand.scales, wide, permutation))
+        attributes = dict(convolution.attributes)
+        if reversed_dims:
+            plain = tuple(dataclasses.replace(d, reversal=False) for d in window)
+            attributes["window"] = str(Window(plain))
+        attributes["dim_labels"] = str(canonical)
+        to_canonical = tuple(labels.output.index(label) for label in canonical.output)
+        sizes = [convolution.shape.dimensions[d] for d in to_canonical]
+        new = computation.create(
+            "convolution",
+            convolution.shape.with_dimensions(sizes),
+            rebuilt,
+            name=f"{convolution.name}.canonical",
+            attributes=attributes,
+        )
+        new.attributes.pop("control-predecessors", None)
+        origin = self.context.origin(convolution)
+        result = transpose(new, inverse_permutation(to_canonical))
+        computation.transfer_control_dependencies(convolution, new)
+        name = convolution.name
+        computation.replace(convolution, result)
+        computation.rename(new, name)
+        self.context.moved(new, *origin)
+        if result is not new:
+            sink_transpose(result)
+
+
+def is_canonical(convolution: HloInstruction, operands: tuple[Dequantized, Dequantized]) -> bool:
+    """Whether nothing needs to change: labels, no reversed window, and no moves on wide tensors."""
+    labels = convolution.dim_labels
+    return (
+        labels == CANONICAL_LABELS[labels.spatial_rank]
+        and not any(d.reversal for d in convolution.window)
+        and not any(operand.moves for operand in operands)
+    )
+
+
+def rebuild_dequantized(
+    source: HloInstruction, scales: tuple[Scale, ...], wide: str, permutation: tuple[int, ...]
+) -> HloInstruction:
+    """convert(source) with the scales applied again, in the wide type."""
+    computation = source.parent
+    assert computation is not None
+    value = computation.create("convert", source.shape.with_element_type(wide), [source], metadata_from=source)
+    for scale in scales:
+        if isinstance(scale.value, Scalar):
+            factor = broadcast_scalar(computation, scale.value.build(wide), value.shape.dimensions)
+        else:
+            # Output features come first in an OHWI filter.
+            vector = scale.value.build(value.shape.dimensions[0], wide)
+            factor = computation.create(
+                "broadcast",
+                value.shape,
+                [vector],
+                attributes={"dimensions": "{0}"},
+                metadata_from=scale.instruction,
+            )
+        opcode = "divide" if scale.inverse else "multiply"
+        value = computation.create(opcode, value.shape, [value, factor], metadata_from=scale.instruction)
+    return value
+
+
+# -------------------------------------------------------------------- the transpose of the result
+
+_SINKABLE = frozenset(ELEMENTWISE_UNARY | ELEMENTWISE_BINARY | {"select", "clamp"}) - {"copy", "bitcast-convert"}
+_MAX_SUNK = 200
+
+
+def sink_transpose(start: HloInstruction) -> None:
+    """Moves a transpose behind the pointwise instructions and full reductions that use it, down to an FP8 convert."""
+    computation = start.parent
+    assert computation is not None
+    pending = [start]
+    sunk = 0
+    while pending and sunk < _MAX_SUNK:
+        moved = pending.pop()
+        if moved.parent is not computation or moved.opcode != "transpose":
+            continue
+        for user in moved.users:
+            if user.parent is not computation or user.has_control_dependencies or user.sharding is not None:
+                continue
+            if user.opcode == "reduce" and user.shape.is_scalar and len(user.operands) == 2:
+                # Over all dimensions, their order does not matter.
+                user.set_operand(0, moved.operand(0))
+            elif user.opcode in _SINKABLE and user.shape.same_dimensions(moved.shape):
+                pending.append(_sink_through(computation, moved, user))
+                sunk += 1
+        if not moved.users and not moved.is_root:
+            computation.remove_dead()
+
+
+def _sink_through(computation: HloComputation, moved: HloInstruction, user: HloInstruction) -> HloInstruction:
+    """user(transpose(y), z) → transpose(user(y, transpose⁻¹(z)))."""
+    permutation = moved.dimensions
+    back = inverse_permutation(permutation)
+    operands = [_untransposed(computation, operand, moved, back) for operand in user.operands]
+    sizes = [user.shape.dimensions[d] for d in back]
+    attributes = {k: v for k, v in user.attributes.items() if k != "control-predecessors"}
+    new = computation.create(
+        user.opcode,
+        user.shape.with_dimensions(sizes),
+        operands,
+        name=user.name,
+        attributes=attributes,
+    )
+    result = transpose(new, permutation)
+    computation.replace(user, result)
+    return result
+
+
+def _untransposed(
+    computation: HloComputation, operand: HloInstruction, moved: HloInstruction, back: tuple[int, ...]
+) -> HloInstruction:
+    if operand is moved:
+        return moved.operand(0)
+    if not operand.shape.is_array or operand.shape.is_scalar:
+        return operand
+    if (scalar := scalar_of(operand)) and operand.opcode != "constant":
+        sizes = tuple(operand.shape.dimensions[d] for d in back)
+        return broadcast_scalar(computation, scalar.build(operand.shape.element_type), sizes)
+    return transpose(operand, back)

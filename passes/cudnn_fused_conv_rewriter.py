@@ -1,0 +1,259 @@
+"""cudnn-fused-conv-rewriter: FP8 convolutions with their scales and epilogue become graph custom calls."""
+
+from __future__ import annotations
+
+from xla_fp8.graph import GRAPH_CALL_TARGET, Graph
+from xla_fp8.hlo import HloComputation, HloInstruction, HloModule, Shape
+from xla_fp8.hlo.attributes import quote
+from xla_fp8.passes.base import Pass, Refusal, described
+from xla_fp8.passes.convolution import (
+    BACKWARD_INPUT,
+    CONVOLUTION_TARGETS,
+    FORWARD,
+    WORKSPACE,
+    backend_config,
+    dequantized_operands,
+    result_shape,
+    unsupported_form,
+)
+from xla_fp8.passes.dequantization import Dequantized, fed_by_fp8
+from xla_fp8.passes.epilogue import Epilogue, EpilogueCapture, build_side
+from xla_fp8.passes.values import ChannelVector
+from xla_fp8.target import GraphCall, Target
+
+
+class CudnnFusedConvRewriter(Pass):
+    """Fuses what stands before and after an FP8 convolution into one call that carries a serialized graph.
+
+    Before::
+
+        %x_wide = f32[8,28,28,64] convert(%x)
+        %w_wide = f32[128,3,3,64] convert(%w)
+        %conv = (f32[8,28,28,128], u8[0]) custom-call(%x_wide, %w_wide), ..., custom_call_target="__cudnn$convForward"
+        %result = f32[8,28,28,128] get-tuple-element(%conv), index=0
+        %scaled = f32[8,28,28,128] multiply(%result, %scales)
+        %clamped = f32[8,28,28,128] clamp(%lows, %scaled, %highs)
+        ROOT %y = f8e4m3fn[8,28,28,128] convert(%clamped)
+
+    After::
+
+        %conv = (f8e4m3fn[8,28,28,128], u8[0]) custom-call(%x, %w, %scale), window=..., dim_labels=...,
+            custom_call_target="__cudnn$convForwardGraph", backend_config={"cudnn_conv_backend_config":{...,
+            "serialized_graph":"1:[f32]conv();2:[f8e4m3fn]scale(1);"}}
+        ROOT %y = f8e4m3fn[8,28,28,128] get-tuple-element(%conv), index=0
+
+    Numerically the fused convolution computes in f32 whatever the chain computed in, with the scales of input and filter
+    applied behind the convolution; docs/numbers.md says what that changes. Every FP8 convolution, rewritten or not, gets
+    an entry in the report. XLA's own pass of this name is cudnn_fused_conv_rewriter.cc.
+    """
+
+    name = "cudnn-fused-conv-rewriter"
+
+    def run(self, module: HloModule, target: Target) -> bool:
+        changed = False
+        for computation in module.computations:
+            order: dict[HloInstruction, int] | None = None
+            touched = False
+            for call in computation.instructions:
+                if call.parent is not computation or not _is_convolution(call):
+                    continue
+                outcome = self.check(call, target)
+                if isinstance(outcome, Refusal):
+                    self.refuse(call, outcome)
+                    continue
+                if order is None:
+                    order = {instruction: i for i, instruction in enumerate(computation.post_order())}
+                plan = self.plan(call, outcome, order)
+                refusal = self.rewrite(computation, call, outcome, plan, target)
+                if refusal is not None:
+                    self.refuse(call, refusal)
+                    continue
+                order, touched = None, True
+            if touched:
+                computation.remove_dead()
+                computation.restore_order()
+                changed = True
+        return changed
+
+    def refuse(self, call: HloInstruction, refusal: Refusal) -> None:
+        is_fp8 = any(fed_by_fp8(operand) for operand in call.operands)
+        self.context.record(call, "convolution", is_fp8=is_fp8, refusal=refusal)
+
+    def check(self, call: HloInstruction, target: Target) -> tuple[Dequantized, Dequantized] | Refusal:
+        """The FP8 operands of a convolution that the target can run as a graph, or why it cannot."""
+        operands = dequantized_operands(call)
+        if isinstance(operands, Refusal):
+            return operands
+        if call.opcode == "custom-call" and call.custom_call_target != FORWARD:
+            kind = "an input gradient" if call.custom_call_target == BACKWARD_INPUT else "a filter gradient"
+            return Refusal(
+                "gradient",
+                f"{described(call)} is {kind}; cuDNN's FP8 graphs have only forward convolutions",
+                "keep the cotangent of this convolution in high precision"
+                if kind == "a filter gradient"
+                else "run conv-canonicalizer first: input gradients of stride 1 become forward convolutions",
+                call,
+            )
+        if refusal := unsupported_form(call):
+            return refusal
+        if call.opcode == "convolution":
+            return Refusal(
+                "not-a-custom-call",
+                f"{described(call)} is still a plain convolution (reversed window, or conv-rewriter has not run)",
+                "run conv-canonicalizer and conv-rewriter first",
+                call,
+            )
+        if reason := target.fp8_convolution_refusal():
+            return Refusal("target", reason, "compile for a newer target (--target), or update the library", call)
+        if not self.context.extended:
+            for operand in operands:
+                for scale in operand.scales:
+                    if isinstance(scale.value, ChannelVector):
+                        return Refusal(
+                            "needs-extended-dialect",
+                            f"{described(scale.instruction)} scales each output channel of the filter, which the xla "
+                            "dialect of the graph string cannot say",
+                            "use --dialect=extended (xla_fp8.jit does)",
+                            scale.instruction,
+                        )
+        result = next(iter(call.users), None)
+        if len(call.users) != 1 or result is None or result.opcode != "get-tuple-element" or result.tuple_index != 0:
+            return Refusal(
+                "workspace-used", f"{described(call)} is used other than through its result 0", "use only result 0", call
+            )
+        return operands
+
+    def plan(
+        self, call: HloInstruction, operands: tuple[Dequantized, Dequantized], order: dict[HloInstruction, int]
+    ) -> Epilogue:
+        """The graph of a convolution: its scales and as much of its epilogue as fits."""
+        capture = EpilogueCapture(
+            call.users[0],
+            (*operands[0].scales, *operands[1].scales),
+            call.dim_labels.output_feature_dimension,
+            order,
+            self.context.extended,
+        )
+        capture.collect()
+        return capture.finish()
+
+    def rewrite(
+        self,
+        computation: HloComputation,
+        call: HloInstruction,
+        operands: tuple[Dequantized, Dequantized],
+        plan: Epilogue,
+        target: Target,
+    ) -> Refusal | None:
+        """Puts the graph custom call in place of what it computes; returns why not where the backend says no."""
+        shape = result_shape(call)
+        labels = call.dim_labels
+        output_shapes = [
+            shape.with_element_type(plan.output.shape.element_type),
+            *(aux.shape for aux in plan.aux),
+        ]
+        if target.supports is not None:
+            shapes = self._operand_shapes(operands, plan, shape, labels.output_feature_dimension)
+            verdict = target.supports(
+                GraphCall(
+                    plan.graph, shapes, tuple(output_shapes), call.window, labels, call.feature_group_count
+                )
+            )
+            if not verdict.ok:
+                return Refusal("backend", verdict.reason, "see what the backend supports", call)
+        if not self.context.consume_fuel():
+            return Refusal("fuel", f"{described(call)} was left when the fuel ran out", "raise --fuel", call)
+        inputs = [operand.build_source() for operand in operands]
+        sides = [
+            build_side(side, computation, shape.dimensions, labels.output_feature_dimension, self.context.extended)
+            for side in plan.sides
+        ]
+        fused = self._create(computation, call, plan.graph, [*inputs, *sides], output_shapes)
+        self.context.record(call, "convolution", is_fp8=True, graph=plan.graph, refusal=plan.stopped)
+        origin = self.context.origin(call)
+        computation.transfer_control_dependencies(call, fused)
+        for index, old in enumerate((plan.output, *plan.aux)):
+            self._replace_by_element(computation, fused, index, old)
+        computation.remove_dead()
+        name = origin[1] if origin[1] not in computation else call.name if call.parent is None else fused.name
+        if fused.name != name and name not in computation:
+            computation.rename(fused, name)
+        self.context.moved(fused, *origin)
+        return None
+
+    def _create(
+        self,
+        computation: HloComputation,
+        call: HloInstruction,
+        graph: Graph,
+        operands: list[HloInstruction],
+        output_shapes: list[Shape],
+    ) -> HloInstruction:
+        attributes = {}
+        for name in ("window", "dim_labels", "feature_group_count"):
+            if value := call.attr(name):
+                attributes[name] = value
+        attributes["custom_call_target"] = quote(GRAPH_CALL_TARGET)
+        for name in ("operand_precision", "frontend_attributes", "metadata"):
+            if value := call.attr(name):
+                attributes[name] = value
+        attributes["backend_config"] = backend_config(str(graph))
+        return computation.create(
+            "custom-call",
+            Shape.tuple([*output_shapes, WORKSPACE]),
+            operands,
+            name=f"{call.name}.graph",
+            attributes=attributes,
+        )
+
+    @staticmethod
+    def _replace_by_element(
+        computation: HloComputation, fused: HloInstruction, index: int, old: HloInstruction
+    ) -> None:
+        """`get-tuple-element(fused), index` in place of `old`, under its name and with its sharding."""
+        attributes = {"index": str(index)}
+        if sharding := old.sharding:
+            attributes["sharding"] = sharding
+        element = computation.create(
+            "get-tuple-element",
+            old.shape,
+            [fused],
+            name=f"{old.name}.fused",
+            attributes=attributes,
+            metadata_from=old,
+        )
+        computation.replace_all_uses_with(old, element)
+        if not old.users and not old.has_control_dependencies:
+            name = old.name
+            computation.remove(old)
+            computation.rename(element, name)
+
+    @staticmethod
+    def _operand_shapes(
+        operands: tuple[Dequantized, Dequantized], plan: Epilogue, shape: Shape, channel: int
+    ) -> tuple[Shape, ...]:
+        """Shapes of the custom call's operands, before any of them is made."""
+        sides: list[Shape] = []
+        sources = iter(plan.sides)
+        for side in plan.graph.side_operands():
+            source = next(sources)
+            if side.kind == "scalar":
+                sides.append(Shape("f32"))
+            elif side.kind == "vector":
+                sides.append(Shape.array("f32", (shape.dimensions[channel],)))
+            elif isinstance(source, HloInstruction):
+                sides.append(source.shape)
+            else:
+                sides.append(shape.with_element_type("f32"))
+        moved = [
+            (o.moves[0].shape.with_element_type(o.source.shape.element_type) if o.moves else o.source.shape)
+            for o in operands
+        ]
+        return (*moved, *sides)
+
+
+def _is_convolution(instruction: HloInstruction) -> bool:
+    if instruction.opcode == "convolution":
+        return True
+    return instruction.opcode == "custom-call" and instruction.custom_call_target in CONVOLUTION_TARGETS
+

@@ -1,0 +1,529 @@
+"""What follows a convolution and can be computed with it: captures a graph, with an explicit worklist.
+
+Every instruction that the graph can compute becomes a `Step`. When no more can be added, the furthest step is sought
+that can be the graph's single tensor output: nothing else of what it needs may be used outside. So a fork is fused up to
+where it parts, or whole where it joins again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+from collections.abc import Sequence
+
+from xla_fp8.graph import FP8_MAX, FP8_TYPES, Graph
+from xla_fp8.hlo import HloComputation, HloInstruction, Shape
+from xla_fp8.hlo.literal import format_scalar
+from xla_fp8.hlo.opcodes import ELEMENTWISE_BINARY, ELEMENTWISE_UNARY
+from xla_fp8.passes.activations import find_activation
+from xla_fp8.passes.base import Refusal, described
+from xla_fp8.passes.dequantization import Dequantized, Scale, find_dequantized
+from xla_fp8.passes.values import (
+    WIDE_TYPES,
+    ChannelVector,
+    Scalar,
+    as_f32,
+    broadcast_scalar,
+    channel_vector_of,
+    constant_of,
+    scalar_of,
+)
+
+MAX_STEPS = 50
+"""cuDNN's graphs are small; a chain longer than this is cut."""
+_MAX_EXPLORED = 150
+
+Side = HloInstruction | Scalar | ChannelVector | float
+"""A side operand before it is made: a full tensor, a number, a vector, or a constant that fills a full tensor."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Op:
+    """One node of the graph to be: its operands are indices of `Op`s of the same step, or in-graph instructions."""
+
+    name: str
+    operands: tuple[HloInstruction | int, ...]
+    sides: tuple[Side, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """An instruction that the graph computes.
+
+    Attributes:
+        instruction: whose value it is.
+        ops: the nodes it becomes; none for a convert between wide types, which f32 nodes need not make.
+        inputs: in-graph instructions it reads.
+        interior: instructions between inputs and result, which disappear with it.
+        kind: "value", "amax", or "cast" (the saturating cast to FP8, which ends the graph).
+    """
+
+    instruction: HloInstruction
+    ops: tuple[Op, ...]
+    inputs: tuple[HloInstruction, ...]
+    interior: tuple[HloInstruction, ...] = ()
+    kind: str = "value"
+
+
+@dataclasses.dataclass(frozen=True)
+class Epilogue:
+    """A finished capture.
+
+    Attributes:
+        graph: the graph.
+        output: the instruction that result 0 replaces.
+        aux: those that results 1, 2, ... replace.
+        sides: what the side operands are, in node order.
+        stopped: why the graph ends where it does, where there was more that looked as if it belonged to it.
+    """
+
+    graph: Graph
+    output: HloInstruction
+    aux: tuple[HloInstruction, ...]
+    sides: tuple[Side, ...]
+    stopped: Refusal | None
+
+
+class EpilogueCapture:
+    """Captures what follows one convolution.
+
+    Args:
+        result: the convolution's value (element 0 of the custom call).
+        scales: of input and filter, moved behind the convolution.
+        channel: dimension of the output features.
+        order: position of every instruction of the computation, operands before users.
+        extended: whether ops of the extended dialect may be used.
+    """
+
+    def __init__(
+        self,
+        result: HloInstruction,
+        scales: Sequence[Scale],
+        channel: int,
+        order: dict[HloInstruction, int],
+        extended: bool,
+    ) -> None:
+        self.result = result
+        self.scales = tuple(scales)
+        self.channel = channel
+        self.order = order
+        self.extended = extended
+        self.steps: dict[HloInstruction, Step] = {result: Step(result, (), ())}
+        self.stops: list[Refusal] = []
+
+    # ---------------------------------------------------------------- finding steps
+
+    def collect(self) -> None:
+        """Finds every instruction that the graph could compute."""
+        explored: set[HloInstruction] = set()
+        queue: list[tuple[int, int, HloInstruction]] = []
+
+        def push_users(of: HloInstruction) -> None:
+            for user in of.users:
+                if user not in explored:
+                    explored.add(user)
+                    heapq.heappush(queue, (self.order[user], len(explored), user))
+
+        push_users(self.result)
+        misses = 0
+        while queue and len(self.steps) < MAX_STEPS and misses < _MAX_EXPLORED:
+            _, _, instruction = heapq.heappop(queue)
+            step = None if instruction.has_control_dependencies else self.step(instruction)
+            if step is not None:
+                self.steps[instruction] = step
+                if step.kind == "value":
+                    push_users(instruction)
+            elif instruction.opcode in _POINTWISE and instruction.shape.rank == self.result.shape.rank:
+                # Perhaps the inside of an activation, which is recognised at its last instruction.
+                misses += 1
+                push_users(instruction)
+
+    def in_graph(self, instruction: HloInstruction) -> bool:
+        step = self.steps.get(instruction)
+        return step is not None and step.kind == "value"
+
+    def step(self, instruction: HloInstruction) -> Step | None:
+        """What `instruction` would be in the graph; None where it cannot be part of it."""
+        opcode = instruction.opcode
+        if opcode == "reduce":
+            return self.amax(instruction)
+        if not instruction.shape.is_array:
+            return None
+        if instruction.shape.element_type in FP8_TYPES:
+            return self.saturating_cast(instruction)
+        if instruction.shape.element_type not in WIDE_TYPES or not instruction.shape.same_dimensions(self.result.shape):
+            return None
+        if opcode == "convert":
+            source = instruction.operand(0)
+            return Step(instruction, (), (source,)) if self.in_graph(source) else None
+        if activation := self.activation(instruction):
+            return activation
+        if opcode == "clamp":
+            return self.relu6(instruction)
+        if opcode in ("add", "subtract", "multiply", "divide", "maximum", "minimum"):
+            return self.binary(instruction)
+        return None
+
+    def binary(self, instruction: HloInstruction) -> Step | None:
+        """add, multiply, divide, maximum, minimum of an in-graph value and something else."""
+        left, right = instruction.operands
+        if self.in_graph(left) and self.in_graph(right):
+            name = {"add": "add", "maximum": "max", "minimum": "min"}.get(instruction.opcode)
+            return Step(instruction, (Op(name, (left, right)),), (left, right)) if name else None
+        if not self.in_graph(left):
+            left, right = right, left
+            if not self.in_graph(left) or instruction.opcode in ("subtract", "divide"):
+                return None
+        op = self.op_with_side(instruction, left, right)
+        if op is None:
+            return None
+        return Step(instruction, (op,), (left,))
+
+    def op_with_side(self, instruction: HloInstruction, value: HloInstruction, other: HloInstruction) -> Op | None:
+        opcode = instruction.opcode
+        if opcode in ("multiply", "divide"):
+            if scalar := scalar_of(other):
+                return Op("scale" if opcode == "multiply" else "invscale", (value,), (scalar,))
+            vector = channel_vector_of(other)
+            if opcode == "multiply" and vector and vector.dimension == self.channel:
+                if self.extended:
+                    return Op("channel_scale", (value,), (vector,))
+                self.stop(
+                    "needs-extended-dialect",
+                    instruction,
+                    "scales each output channel, which the xla dialect of the graph string cannot say",
+                    "use --dialect=extended (xla_fp8.jit does)",
+                )
+            elif vector is None or opcode == "divide":
+                self.stop(
+                    "scale-not-scalar",
+                    instruction,
+                    "scales by a tensor, not by one number",
+                    "scale by a scalar, or by one number for each output channel (multiplied)",
+                )
+            return None
+        if opcode == "maximum":
+            if constant_of(other) == 0:
+                return Op("relu", (value,))
+            return Op("max", (value,), (other,))
+        if opcode == "minimum":
+            return Op("min", (value,), (other,))
+        return self.addition(instruction, value, other)
+
+    def addition(self, instruction: HloInstruction, value: HloInstruction, other: HloInstruction) -> Op | None:
+        if instruction.opcode == "subtract":
+            return None
+        if not self.extended:
+            return Op("add", (value,), (other,))
+        vector = channel_vector_of(other)
+        if vector and vector.dimension == self.channel:
+            return Op("bias", (value,), (vector,))
+        residual = find_dequantized(other)
+        if isinstance(residual, Dequantized) and len(residual.scales) == 1 and not residual.moves:
+            scale = residual.scales[0]
+            if isinstance(scale.value, Scalar) and not scale.inverse:
+                return Op("add_scaled", (value,), (residual.source, scale.value))
+        return Op("add", (value,), (other,))
+
+    def activation(self, instruction: HloInstruction) -> Step | None:
+        found = find_activation(instruction)
+        if found is None or not self.in_graph(found.input):
+            return None
+        source = found.input
+        interior = self.interior(instruction, source)
+        if found.op == "leaky_relu":
+            assert found.slope is not None
+            slope = self._slope_side(instruction)
+            ops = (
+                Op("min", (source,), (0.0,)),
+                Op("scale", (0,), (slope,)),
+                Op("max", (1, source)),
+            )
+            return Step(instruction, ops, (source,), interior)
+        if found.op != "elu" and not self.extended:
+            self.stop(
+                "needs-extended-dialect",
+                instruction,
+                f"is {found.op}, which the xla dialect of the graph string cannot say",
+                "use --dialect=extended (xla_fp8.jit does)",
+            )
+            return None
+        return Step(instruction, (Op(found.op, (source,)),), (source,), interior)
+
+    @staticmethod
+    def _slope_side(select: HloInstruction) -> Scalar:
+        for operand in select.operand(2).operands:
+            if (scalar := scalar_of(operand)) and scalar.constant() is not None:
+                return scalar
+        raise AssertionError("find_activation has matched a constant slope")
+
+    def relu6(self, instruction: HloInstruction) -> Step | None:
+        low, source, high = instruction.operands
+        upper = constant_of(high)
+        if not self.in_graph(source) or constant_of(low) != 0 or upper is None:
+            return None
+        return Step(instruction, (Op("relu", (source,)), Op("min", (0,), (high,))), (source,))
+
+    def amax(self, instruction: HloInstruction) -> Step | None:
+        """reduce-max of abs over every dimension; without abs where the value cannot be negative."""
+        if len(instruction.operands) != 2 or not instruction.shape.is_scalar:
+            return None
+        value, init = instruction.operands
+        interior: tuple[HloInstruction, ...] = ()
+        if value.opcode == "abs":
+            interior, value = (value,), value.operand(0)
+        elif not self.is_nonnegative(value):
+            return None
+        start = constant_of(init)
+        if not self.in_graph(value) or start is None or start > 0 or not _reduces_with(instruction, "maximum"):
+            return None
+        if instruction.shape.element_type not in WIDE_TYPES:
+            return None
+        return Step(instruction, (Op("amax", (value,)),), (value,), interior, kind="amax")
+
+    def is_nonnegative(self, value: HloInstruction) -> bool:
+        """Whether an in-graph value is a relu, or a relu behind converts and relu6's min."""
+        while (step := self.steps.get(value)) is not None:
+            if step.ops:
+                return step.ops[0].name in ("relu", "sigmoid") and step.ops[-1].name in ("relu", "sigmoid", "min")
+            if not step.inputs:
+                return False
+            value = step.inputs[0]
+        return False
+
+    def saturating_cast(self, instruction: HloInstruction) -> Step | None:
+        """convert(clamp(-max, x, max)) to FP8."""
+        if instruction.opcode != "convert":
+            return None
+        clamp = instruction.operand(0)
+        interior = [clamp]
+        if clamp.opcode == "convert":
+            clamp = clamp.operand(0)
+            interior.append(clamp)
+        type_ = instruction.shape.element_type
+        largest = FP8_MAX[type_]
+        if clamp.opcode != "clamp":
+            if self.in_graph(instruction.operand(0)):
+                self.stop(
+                    "missing-clamp",
+                    instruction,
+                    f"converts to {type_} without a clamp: values beyond {largest:g} become NaN or infinity, where the "
+                    "fused convolution saturates",
+                    f"clamp first: jnp.clip(y, -{largest:g}, {largest:g}).astype(...)",
+                )
+            return None
+        low, source, high = clamp.operands
+        if not self.in_graph(source):
+            return None
+        bounds = constant_of(low), constant_of(high)
+        if bounds != (-largest, largest):
+            shown = " and ".join("a computed value" if b is None else f"{b:g}" for b in bounds)
+            self.stop(
+                "wrong-clamp-bounds",
+                clamp,
+                f"clamps to {shown}, not to the bounds of {type_}, -{largest:g} and {largest:g}",
+                f"clamp to the type's own bounds: jnp.clip(y, -{largest:g}, {largest:g})",
+            )
+            return None
+        return Step(instruction, (), (source,), tuple(interior), kind="cast")
+
+    def stop(self, rule: str, instruction: HloInstruction, what: str, advice: str) -> None:
+        self.stops.append(Refusal(rule, f"{described(instruction)} {what}", advice, instruction))
+
+    def interior(self, result: HloInstruction, source: HloInstruction) -> tuple[HloInstruction, ...]:
+        """Instructions strictly between `source` and `result`."""
+        depends: dict[HloInstruction, bool] = {source: True}
+        stack = [result]
+        while stack:
+            current = stack[-1]
+            waiting = [o for o in current.operands if o not in depends]
+            if waiting and self.order[current] > self.order[source]:
+                stack.extend(waiting)
+                continue
+            depends[current] = any(depends.get(o, False) for o in current.operands)
+            stack.pop()
+        return tuple(i for i, on_path in depends.items() if on_path and i is not source and i is not result)
+
+    # ---------------------------------------------------------------- choosing the output
+
+    def finish(self) -> Epilogue:
+        """The largest graph with one tensor output, no cycle, and nothing lost that is used outside."""
+        blocked: Refusal | None = None
+        for output in reversed(self.steps.values()):
+            if output.kind == "amax":
+                continue
+            needed = self.needed(output)
+            for aux in self.aux_choices(output, needed):
+                problem = self.problem(output, needed, aux)
+                if problem is None:
+                    return self.build(output, needed, aux, blocked)
+                blocked = blocked or problem
+        raise AssertionError("the convolution's own value is always a valid output")
+
+    def needed(self, output: Step) -> list[Step]:
+        """The steps that `output` is computed from, itself included, in order."""
+        found = {output.instruction}
+        pending = [output]
+        while pending:
+            for value in pending.pop().inputs:
+                if value not in found:
+                    found.add(value)
+                    pending.append(self.steps[value])
+        return [step for step in self.steps.values() if step.instruction in found]
+
+    def aux_choices(self, output: Step, needed: list[Step]) -> list[tuple[Step, ...]]:
+        """Which amax (and copy) results to try: all of them, then none."""
+        values = {step.instruction for step in needed if step.kind == "value"}
+        amax = tuple(s for s in self.steps.values() if s.kind == "amax" and s.inputs[0] in values)
+        choices = [amax, ()] if amax else [()]
+        if self.extended and output.kind == "cast":
+            for base in tuple(choices):
+                if copy := self.copy_step(output, needed, base):
+                    choices.append((*base, copy))
+        return choices
+
+    def copy_step(self, output: Step, needed: list[Step], aux: tuple[Step, ...]) -> Step | None:
+        """A second tensor result for the one value that is used outside too; None where there is none, or several."""
+        covered = self.covered(needed, aux)
+        escaping = [
+            step
+            for step in needed
+            if step is not output and (step.instruction.is_root or any(u not in covered for u in step.instruction.users))
+        ]
+        if len(escaping) != 1:
+            return None
+        value = escaping[0].instruction
+        return Step(value, (Op("copy", (value,)),), (value,), kind="copy")
+
+    @staticmethod
+    def covered(needed: list[Step], aux: tuple[Step, ...]) -> set[HloInstruction]:
+        """Instructions that the graph makes superfluous."""
+        covered: set[HloInstruction] = set()
+        for step in (*needed, *aux):
+            covered.update(step.interior)
+            if step.kind != "copy":
+                covered.add(step.instruction)
+        return covered
+
+    def problem(self, output: Step, needed: list[Step], aux: tuple[Step, ...]) -> Refusal | None:
+        """Why this choice will not do: a value inside is used outside, or results would feed their own operands."""
+        covered = self.covered(needed, aux)
+        copied = {step.instruction for step in aux if step.kind == "copy"}
+        for step in (*needed, *aux):
+            inside = step.interior
+            if step is not output and step.kind == "value" and step.instruction not in copied:
+                inside = (step.instruction, *inside)
+            for instruction in inside:
+                outside = next((u for u in instruction.users if u not in covered), None)
+                if outside is not None or instruction.is_root:
+                    return self._two_endpoints(instruction, outside, output)
+        escaping = [step.instruction for step in aux]
+        externals = [side for step in needed for op in step.ops for side in self._side_instructions(op)]
+        if escaping and self._any_depends_on(externals, escaping):
+            name = escaping[0].name
+            return Refusal(
+                "cycle",
+                f"{name} is a result of the convolution and feeds an operand of {described(output.instruction)}: fusing "
+                "both would make a cycle",
+                "use delayed scaling: the scale of this step computed from an amax of an earlier one",
+                output.instruction,
+            )
+        return None
+
+    @staticmethod
+    def _two_endpoints(value: HloInstruction, outside: HloInstruction | None, output: Step) -> Refusal:
+        other = described(outside) if outside is not None else "the computation's result"
+        return Refusal(
+            "two-endpoints",
+            f"{described(value)} is used by {other} as well as on the way to {described(output.instruction)}; a graph has "
+            "one tensor output",
+            "let only one of them use it, or use --dialect=extended, where an FP8 output may have one copy beside it",
+            value,
+        )
+
+    @staticmethod
+    def _side_instructions(op: Op) -> list[HloInstruction]:
+        found: list[HloInstruction] = []
+        for side in op.sides:
+            if isinstance(side, HloInstruction):
+                found.append(side)
+            elif isinstance(side, Scalar | ChannelVector):
+                found.append(side.source)
+        return found
+
+    def _any_depends_on(self, externals: list[HloInstruction], sources: list[HloInstruction]) -> bool:
+        """Whether an external operand is computed from one of `sources`. Walks up, never beyond the convolution."""
+        first = min(self.order.get(s, 0) for s in sources)
+        seen = set(externals)
+        pending = list(externals)
+        while pending:
+            current = pending.pop()
+            if current in sources:
+                return True
+            for operand in (*current.operands, *current.control_predecessors):
+                if operand not in seen and self.order.get(operand, 0) >= first:
+                    seen.add(operand)
+                    pending.append(operand)
+        return False
+
+    # ---------------------------------------------------------------- building
+
+    def build(
+        self, output: Step, needed: list[Step], aux: tuple[Step, ...], blocked: Refusal | None
+    ) -> Epilogue:
+        graph = Graph.conv()
+        sides: list[Side] = []
+        for scale in self.scales:
+            vector = isinstance(scale.value, ChannelVector)
+            name = "channel_scale" if vector else "invscale" if scale.inverse else "scale"
+            graph = graph.append(name, (graph.nodes[-1].uid,))
+            sides.append(scale.value)
+        uids = {self.result: graph.nodes[-1].uid}
+        aux_set = set(aux)
+        for step in (*needed[1:], *(s for s in aux if s not in needed)):
+            own: list[int] = []
+            for op in step.ops:
+                operands = [own[o] if isinstance(o, int) else uids[o] for o in op.operands]
+                type_ = step.instruction.shape.element_type if step in aux_set else "f32"
+                graph = graph.append(op.name, operands, type_)
+                own.append(graph.nodes[-1].uid)
+                sides.extend(op.sides)
+            if step not in aux_set:
+                uids[step.instruction] = own[-1] if own else uids[step.inputs[0]]
+        graph = graph.with_type(uids[output.instruction], output.instruction.shape.element_type)
+        stopped = self.explanation(output, blocked)
+        return Epilogue(graph, output.instruction, tuple(s.instruction for s in aux), tuple(sides), stopped)
+
+    def explanation(self, output: Step, blocked: Refusal | None) -> Refusal | None:
+        """What kept the graph from reaching further: a fork or cycle, or a step that almost matched."""
+        if output.kind == "cast":
+            return None
+        if blocked is not None:
+            return blocked
+        return self.stops[-1] if self.stops else None
+
+
+def build_side(side: Side, computation: HloComputation, dimensions: tuple[int, ...], channel: int, extended: bool) -> HloInstruction:
+    """The operand that `side` stands for; numbers and vectors in f32, tensors in f32 or (extended) as they are."""
+    if isinstance(side, Scalar):
+        return side.build()
+    if isinstance(side, ChannelVector):
+        return side.build(dimensions[channel])
+    if isinstance(side, float):
+        constant = computation.create("constant", Shape("f32"), payload=format_scalar(side, "f32"))
+        return broadcast_scalar(computation, constant, dimensions)
+    return side if extended else as_f32(side)
+
+
+def _reduces_with(reduce: HloInstruction, opcode: str) -> bool:
+    """Whether the reduction applies `opcode` to its two parameters."""
+    root = reduce.to_apply.root
+    return (
+        root.opcode == opcode
+        and len(root.operands) == 2
+        and root.operand(0) is not root.operand(1)
+        and all(operand.opcode == "parameter" for operand in root.operands)
+    )
+
+
+_POINTWISE = frozenset(ELEMENTWISE_BINARY | ELEMENTWISE_UNARY | {"select", "clamp"})

@@ -1,0 +1,148 @@
+"""What passes may assume of the device that will run the rewritten module."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from collections.abc import Callable
+from typing import Protocol
+
+from xla_fp8.errors import XlaFp8Error
+from xla_fp8.graph import Graph
+from xla_fp8.hlo import ConvolutionDimensionNumbers, Shape, Window
+
+
+class TargetError(XlaFp8Error):
+    """A target that is not one: an unknown name, a field that is not `cc`, `cuda` or `cudnn`, a bad version."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GraphCall:
+    """A convolution custom call that a pass is about to make: what a backend must know to say yes or no.
+
+    Attributes:
+        graph: the graph behind the convolution.
+        operand_shapes: input, filter, then the side operands.
+        output_shapes: the output, then the aux outputs; no workspace.
+    """
+
+    graph: Graph
+    operand_shapes: tuple[Shape, ...]
+    output_shapes: tuple[Shape, ...]
+    window: Window
+    dim_labels: ConvolutionDimensionNumbers
+    feature_group_count: int = 1
+
+
+class Verdict(Protocol):
+    """A backend's answer: `ok`, and where it is False the reason."""
+
+    @property
+    def ok(self) -> bool: ...
+
+    @property
+    def reason(self) -> str: ...
+
+
+Version = tuple[int, ...]
+
+_PRESETS: dict[str, Version] = {"h100": (9, 0), "h200": (9, 0), "b200": (10, 0), "l40s": (8, 9), "a100": (8, 0)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """A device and its libraries.
+
+    Attributes:
+        name: "h200", or the text it was parsed from.
+        compute_capability: of the GPU, e.g. (9, 0).
+        cuda, cudnn: versions.
+        supports: asked about every graph before it is made; None means that the version guards decide alone.
+    """
+
+    name: str
+    compute_capability: Version
+    cuda: Version = (13, 0)
+    cudnn: Version = (9, 19)
+    supports: Callable[[GraphCall], Verdict] | None = None
+
+    @staticmethod
+    def parse(text: str) -> Target:
+        """Reads `h100`, `h200`, `b200`, `l40s`, `a100` or `cc=9.0,cuda=12.4,cudnn=9.1`.
+
+        A name may be followed by fields that differ (`h200,cudnn=9.1`); fields that are left out are those of h200.
+
+        Raises:
+            TargetError: with the names and fields there are.
+        """
+        fields = {"cc": _PRESETS["h200"], "cuda": (13, 0), "cudnn": (9, 19)}
+        for index, part in enumerate(text.strip().split(",")):
+            name, equals, value = (piece.strip() for piece in part.partition("="))
+            if not equals and index == 0 and name.lower() in _PRESETS:
+                fields["cc"] = _PRESETS[name.lower()]
+            elif equals and name in fields:
+                fields[name] = _version(value, part)
+            else:
+                raise TargetError(
+                    f"unknown target {text!r}: expected one of {', '.join(_PRESETS)}, or fields like "
+                    f"cc=9.0,cuda=12.4,cudnn=9.1 ({part.strip()!r} is neither)"
+                )
+        return Target(text.strip(), fields["cc"], fields["cuda"], fields["cudnn"])
+
+    @staticmethod
+    def default() -> Target:
+        """The local GPU if there is one, else h200."""
+        capability = _local_compute_capability()
+        if capability is None:
+            return Target.parse("h200")
+        return Target("local GPU", capability)
+
+    def fp8_convolution_refusal(self) -> str | None:
+        """Why this target cannot run an FP8 convolution graph; None where it can.
+
+        The rules are XLA's (F8GraphConv in cudnn_fused_conv_rewriter.cc) and cuDNN's support matrix.
+        """
+        if self.cuda < (12, 0):
+            return f"FP8 convolutions need CUDA 12.0 or newer; the target has {format_version(self.cuda)}"
+        if self.cudnn < (8, 9):
+            return f"FP8 convolutions need cuDNN 8.9 or newer; the target has {format_version(self.cudnn)}"
+        if self.compute_capability >= (9, 0):
+            return None
+        if self.compute_capability >= (8, 9):
+            if self.cudnn >= (9, 8):
+                return None
+            return (
+                "FP8 convolutions on compute capability 8.9 need cuDNN 9.8 or newer; "
+                f"the target has {format_version(self.cudnn)}"
+            )
+        return (
+            "FP8 convolutions need compute capability 9.0 (Hopper), or 8.9 with cuDNN 9.8 or newer; "
+            f"the target has {format_version(self.compute_capability)}"
+        )
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name} (compute capability {format_version(self.compute_capability)}, "
+            f"CUDA {format_version(self.cuda)}, cuDNN {format_version(self.cudnn)})"
+        )
+
+
+def format_version(version: Version) -> str:
+    return ".".join(map(str, version))
+
+
+def _version(value: str, part: str) -> Version:
+    if not re.fullmatch(r"\d+(\.\d+){0,2}", value):
+        raise TargetError(f"{part.strip()!r}: expected a version like 9.0")
+    numbers = tuple(map(int, value.split(".")))
+    return numbers if len(numbers) > 1 else (*numbers, 0)
+
+
+def _local_compute_capability() -> Version | None:
+    # Starting JAX's CUDA client takes seconds and device memory: only where a driver says there is a device to ask.
+    if not os.path.exists("/dev/nvidia0"):
+        return None
+    from xla_fp8 import _jax_compat
+
+    return _jax_compat.gpu_compute_capability()
