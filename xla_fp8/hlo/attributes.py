@@ -35,8 +35,13 @@ class AttributeMap(dict[str, str]):
         return attributes
 
 
-def scan_attributes(text: str, position: int, leading_comma: bool = True) -> tuple[AttributeMap, int]:
-    """Reads `, name=value` repeatedly; returns the map and the offset behind the last value."""
+def scan_attributes(
+    text: str, position: int, leading_comma: bool = True, starts: dict[str, int] | None = None
+) -> tuple[AttributeMap, int]:
+    """Reads `, name=value` repeatedly; returns the map and the offset behind the last value.
+
+    `starts`, where given, receives the offset of each value.
+    """
     attributes = AttributeMap()
     end = position
     while True:
@@ -57,10 +62,12 @@ def scan_attributes(text: str, position: int, leading_comma: bool = True) -> tup
         if name in attributes:
             raise AttributeScanError(f"attribute {name!r} already exists", match.start())
         start = skip_space(text, position + 1)
-        position = end = _scan_value(text, start)
+        position = end = _scan_json(text, start) if name == "backend_config" else _scan_value(text, start)
         if end == start:
             raise AttributeScanError(f"attribute {name!r} has no value", start)
         attributes[name] = text[start:end]
+        if starts is not None:
+            starts[name] = start
 
 
 class AttributeScanError(HloAttributeError):
@@ -76,7 +83,7 @@ def _scan_value(text: str, position: int) -> int:
     """The end of the attribute value at `position`.
 
     A value runs to a comma or to white space outside brackets; white space is part of it only before a bracket or `<`
-    (`devices=[2] <= [2]`), never before a word, which would be the next instruction.
+    (`devices=[2] <= [2]`, `mesh['x'=4] {'x'}`), never before a word, which would be the next instruction.
     """
     end = position
     while position < len(text):
@@ -92,7 +99,7 @@ def _scan_value(text: str, position: int) -> int:
             break
         elif char.isspace() or char == "/":
             following = skip_space(text, position)
-            if following == position or following >= len(text) or text[following] not in "[(<":
+            if following == position or following >= len(text) or text[following] not in "[({<":
                 break
             position = following
             continue
@@ -104,6 +111,19 @@ def _scan_value(text: str, position: int) -> int:
     return end
 
 
+def _scan_json(text: str, position: int) -> int:
+    """The end of a backend_config: XLA takes it up to the last `}`, whatever other brackets and slashes are in it."""
+    if not text.startswith("{", position):
+        return _scan_value(text, position)
+    depth = 0
+    for piece in _JSON_PIECE_RE.finditer(text, position):
+        depth += {"{": 1, "}": -1}.get(piece.group(), 0)
+        if depth == 0:
+            return piece.end()
+    raise AttributeScanError("'{' is not closed with '}'", position)
+
+
+_JSON_PIECE_RE = re.compile(r'"(?:[^"\\]|\\.)*+"|[{}]', re.S)
 _BRACKET_RE = re.compile(r"[{}()\[\]\"/]")
 
 
@@ -210,7 +230,7 @@ class WindowDimension:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Window:
-    """`{size=3x3 stride=2x2 pad=1_1x1_1 lhs_dilate=.. rhs_dilate=.. rhs_reversal=..}`, one entry a spatial dimension."""
+    """`{size=3x3 stride=2x2 pad=1_1x1_1 lhs_dilate=.. rhs_dilate=.. rhs_reversal=..}`: one entry a dimension."""
 
     dimensions: tuple[WindowDimension, ...] = ()
 

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from xla_fp8.hlo.module import HloModule
 
 _COMPUTATION_NAME_RE = re.compile(r"%?([A-Za-z_][\w.\-]*)")
-_NESTED_CALL_RE = re.compile(rf"\b(?:{'|'.join(COMPUTATION_ATTRIBUTES)})=(\{{[^{{}}=]*\}}|%?[A-Za-z_][\w.\-]*)")
 
 
 class HloInstruction:
@@ -170,7 +169,7 @@ class HloInstruction:
 
     def has_attribute(self, name: str) -> bool:
         """Whether the attribute is there; does not parse the others when its name is nowhere in the text."""
-        if self._attributes is None and name not in self._attribute_text:
+        if self._attributes is None and f"{name}=" not in self._attribute_text:
             return False
         return name in self.attributes
 
@@ -288,18 +287,13 @@ class HloInstruction:
 
     @property
     def called_computation_names(self) -> tuple[str, ...]:
-        """Names of the computations that the attributes mention, in order, nested bodies looked into."""
+        """Names of the computations that the attributes mention, in order."""
         names: list[str] = []
         if self.opcode in LITERAL_OPCODES:
             return ()
         for attribute in COMPUTATION_ATTRIBUTES:
             text = self.attr(attribute)
-            if text is None:
-                continue
-            if "=" in text:
-                for nested in _NESTED_CALL_RE.findall(text):
-                    names.extend(_COMPUTATION_NAME_RE.findall(nested))
-            else:
+            if text is not None:
                 names.extend(_COMPUTATION_NAME_RE.findall(text))
         return tuple(names)
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 _COMPLEX_RE = re.compile(r"\(\s*([^,()]+?)\s*,\s*([^,()]+?)\s*\)")
 _INDEX_PREFIX_RE = re.compile(r"[{,]\s*\d+:")
 _PAYLOAD_RE = re.compile(r"(nan)\(0x[0-9a-fA-F]+\)")
+_INTEGER_RE = re.compile(r"([su])(\d+)")
 _COMMENT_RE = re.compile(r"/\*.*?\*/", re.S)
 
 
@@ -34,42 +35,41 @@ def numpy_dtype(element_type: str) -> np.dtype[Any]:
     found = getattr(ml_dtypes, name, None)
     if found is None:
         raise HloAttributeError(f"literals of element type {element_type} are not supported")
-    return np.dtype(found)
+    dtype: np.dtype[Any] = np.dtype(found)
+    return dtype
 
 
 def parse(text: str, shape: Shape) -> np.ndarray[Any, Any]:
-    """The array that `text` spells. Raises HloAttributeError where it does not fit `shape`."""
+    """The array that `text` spells. Raises HloAttributeError where it does not fit `shape`, in count or in range."""
     import numpy as np
 
     dtype = numpy_dtype(shape.element_type)
-    text = _PAYLOAD_RE.sub(r"\1", _COMMENT_RE.sub("", text))
-    values: list[Any]
+    bare = _PAYLOAD_RE.sub(r"\1", _COMMENT_RE.sub("", text))
     try:
         if np.issubdtype(dtype, np.complexfloating):
-            pairs = _COMPLEX_RE.findall(text)
-            values = [complex(float(re_), float(im)) for re_, im in pairs]
+            pairs = _COMPLEX_RE.findall(bare)
+            array = np.array([complex(float(real), float(imaginary)) for real, imaginary in pairs], np.complex128)
         else:
-            flat = _INDEX_PREFIX_RE.sub(",", text).replace("{", " ").replace("}", " ").replace(",", " ").split()
+            flat = _INDEX_PREFIX_RE.sub(",", bare).replace("{", " ").replace("}", " ").replace(",", " ").split()
             if shape.element_type == "pred":
-                values = [_parse_pred(v) for v in flat]
-            elif re.fullmatch(r"[su]\d+", shape.element_type):
-                values = [_parse_int(v) for v in flat]
+                array = np.array([_parse_pred(value) for value in flat], np.bool_)
+            elif integer := _INTEGER_RE.fullmatch(shape.element_type):
+                array = np.array([_parse_int(value, integer[1] == "s", int(integer[2])) for value in flat], dtype)
             else:
-                values = [float(v) for v in flat]
-    except ValueError:
+                # By way of f64: numpy cannot convert Python floats to every ml_dtypes type.
+                array = np.array([float(value) for value in flat], np.float64)
+    except (OverflowError, ValueError):
         raise HloAttributeError(f"{text[:60]!r} is not a literal of {shape}") from None
-    if len(values) == 1 and shape.element_count != 1:
-        values = values * shape.element_count
-    if len(values) != shape.element_count:
-        raise HloAttributeError(f"a literal of {shape} needs {shape.element_count} elements, found {len(values)}")
-    # By way of f64: numpy cannot convert Python floats to every ml_dtypes type.
-    wide = np.float64 if values and isinstance(values[0], float) else None
-    try:
-        array = np.array(values, dtype=wide) if wide else np.array(values or [], dtype=object if values else dtype)
-        with np.errstate(over="ignore", invalid="ignore"):
-            return array.astype(dtype).reshape(shape.dimensions)
-    except (OverflowError, TypeError, ValueError):
-        raise HloAttributeError(f"{text[:60]!r} is not a literal of {shape}") from None
+    if array.size != shape.element_count:
+        raise HloAttributeError(f"a literal of {shape} needs {shape.element_count} elements, found {array.size}")
+    with np.errstate(over="ignore", invalid="ignore"):
+        result = array.astype(dtype).reshape(shape.dimensions)
+    if array.dtype.kind in "fc":
+        # Infinities are taken as they are (XLA reads one as NaN where the type has none); finite values must fit.
+        lost = np.isfinite(array).reshape(shape.dimensions) & ~np.isfinite(result.astype(array.dtype))
+        if lost.any():
+            raise HloAttributeError(f"{text[:60]!r} is out of the range of {shape.element_type}")
+    return result
 
 
 def format_scalar(value: float | int | bool, element_type: str) -> str:
@@ -93,14 +93,15 @@ def format_scalar(value: float | int | bool, element_type: str) -> str:
 
 
 def _parse_pred(text: str) -> bool:
-    if text in ("true", "1"):
-        return True
-    if text in ("false", "0"):
-        return False
+    return text == "true" or (text != "false" and int(text) != 0)
+
+
+def _parse_int(text: str, signed: bool, bits: int) -> int:
+    value = int(text)
+    low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
+    if low <= value <= high:
+        return value
+    if bits == 64 and -(1 << 63) <= value < 1 << 64:
+        # XLA reads every integer into 64 bits, so -1 is u64's largest.
+        return value - (1 << 64) if value > high else value + (1 << 64)
     raise ValueError(text)
-
-
-def _parse_int(text: str) -> int:
-    if text in ("true", "false"):
-        return int(text == "true")
-    return int(text)

@@ -42,4 +42,4 @@ COMPUTATION_ATTRIBUTES = (
     *("to_apply", "calls", "body", "condition", "select", "scatter", "branch_computations", "true_computation"),
     *("false_computation", "called_computations", "comparator"),
 )
-"""Attributes whose text names computations of the same module (or holds a nested one in braces)."""
+"""Attributes whose text names computations of the same module (a nested one in braces gets a name when it is read)."""

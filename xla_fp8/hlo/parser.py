@@ -1,10 +1,10 @@
 """HLO text to a module, in pure Python.
 
 Dumps are written by XLA's printer, one instruction a line, so a single regular expression reads nearly every
-instruction. What it does not recognise (hand-written text, nested instructions, attributes over several lines) is read by
-a slower scanner that follows XLA's own grammar (hlo_parser.cc, hlo_lexer.cc). Both keep attributes as text.
+instruction. What it does not recognise (hand-written text, nested instructions, attributes over several lines) is read
+by a slower scanner that follows XLA's own grammar (hlo_parser.cc, hlo_lexer.cc). Both keep attributes as text.
 
-The parser reads what XLA's parser reads; it does not reject everything that XLA's rejects. `xla_process` asks XLA itself.
+The parser reads what XLA's parser reads; it does not reject everything that XLA's rejects: `xla_process` asks XLA.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from xla_fp8.hlo.computation import HloComputation
 from xla_fp8.hlo.errors import HloError, HloParseError
 from xla_fp8.hlo.instruction import HloInstruction
 from xla_fp8.hlo.module import HloModule, PrintStyle
-from xla_fp8.hlo.opcodes import LITERAL_OPCODES
+from xla_fp8.hlo.opcodes import COMPUTATION_ATTRIBUTES, LITERAL_OPCODES
 from xla_fp8.hlo.shape import Shape, scan_shape, skip_space
 from xla_fp8.hlo.shape_inference import infer_shape
 from xla_fp8.hlo.stack_frames import SECTIONS, StackFrameTables
 
 _NAME = r"[A-Za-z_][\w.\-]*+"
-_NAME_RE = re.compile(rf"%?({_NAME})")
+# In XLA's lexer a colon right behind a bare name belongs to it.
+_NAME_RE = re.compile(rf"%({_NAME})|({_NAME}):?+")
 _OPCODE_RE = re.compile(r"[a-z][a-z0-9\-]*+")
 _SHAPE_START_RE = re.compile(r"\(|b\(|[a-z][a-z0-9_]*+\s*\[")
 _INDEX_COMMENT_RE = re.compile(r"/\*index=\d+\*/")
@@ -33,15 +34,24 @@ _TYPED_OPERANDS_RE = re.compile(r"[\]})]\s+%")
 _PERCENT_NAME_RE = re.compile(rf"%({_NAME})")
 _SECTION_RE = re.compile(rf"({'|'.join(SECTIONS)})\s*\n((?:[ \t]*\d+[ \t][^\n]*\n?)*)")
 _ROOT_RE = re.compile(r"ROOT(?![\w.\-])")
+_ENTRY_RE = re.compile(r"ENTRY(?![\w.\-])")
+_HEADER_RE = re.compile(r"HloModule(?![\w.\-])")
+_COMPUTATION_START_RE = re.compile(rf"ENTRY(?![\w.\-])|%?{_NAME}\s*[{{(]")
+_NESTED_BODY_RE = re.compile(rf"(?:ROOT\s+)?%?{_NAME}:?\s*=")
 
-_TEXT = r'[^()"\n]*+'
+# Instructions inside operands, and computations inside attributes, that may stand inside each other: XLA's parser
+# recurses too, and nobody writes more.
+_MAX_NESTING = 100
+
+# A line that ends in a comma, or is followed by one or by a comment, is not the whole instruction.
+_TEXT = r'[^()"\r\n]*+'
 _INSTRUCTION_LINE_RE = re.compile(
     r"\s*+(ROOT )?%?"
     rf"({_NAME}) = "
     r"([a-z][a-z0-9]*+\[[^\]\n]*+\](?:\{[^{}\n]*+\})?|\([^()\n]*+(?:\([^()\n]*+\)[^()\n]*+)*+\)) "
     r"([a-z][a-z0-9\-]*+)"
     rf"\(({_TEXT}(?:\({_TEXT}\){_TEXT})*+)\)"
-    r'((?:, [^"\n]*+(?:"(?:[^"\\\n]|\\.)*+"[^"\n]*+)*+)?)\r?\n'
+    r'((?:, [^"\r\n]*+(?:"(?:[^"\\\r\n]|\\.)*+"[^"\r\n]*+)*+)?)(?<![,=\s])\r?\n(?!\s*+[,/])'
 )
 
 
@@ -56,7 +66,7 @@ def parse(text: str, filename: str | None = None) -> HloModule:
         HloParseError: with file, line, column, the line itself and a caret.
     """
     with _garbage_collection_paused():
-        return _Parser(text, filename).module()
+        return _Parser(text, filename).read()
 
 
 @contextlib.contextmanager
@@ -76,36 +86,39 @@ class _Parser:
         self.text = text
         self.filename = filename
         self.position = 0
+        self.module = HloModule(None, filename)
         self.shapes: dict[str, Shape] = {}
-        self.anonymous = 0
+        self.anonymous: dict[str, int] = {}
+        self.nesting = 0
+        self.lone_entry: HloComputation | None = None
 
     # ---------------------------------------------------------------- module
 
-    def module(self) -> HloModule:
-        text = self.text
+    def read(self) -> HloModule:
+        text, module = self.text, self.module
         nul = text.find("\0")
         if nul >= 0:
             raise self.error("a NUL character is not allowed in HLO text", nul)
         self.skip()
         if self.at_end():
             raise self.error("the text is empty: expected HloModule, ENTRY or a computation")
-        if re.compile(r"HloModule(?![\w.\-])").match(text, self.position):
-            module = self.header()
-        else:
-            module = HloModule(None, self.filename)
-            if not self.starts_computation():
-                return self.single_instruction(module)
+        if _HEADER_RE.match(text, self.position):
+            self.header()
+        elif not self.starts_computation():
+            self.single_instruction()
+            return module
         self.skip()
         while not self.at_end():
-            self.computation(module)
+            self.computation()
             self.skip()
         if not module.computations:
             raise self.error("the module has no computations")
         return module
 
-    def header(self) -> HloModule:
+    def header(self) -> None:
+        module = self.module
         self.position += len("HloModule")
-        module = HloModule(self.name("a module name"), self.filename)
+        module.name = self.name("a module name")
         module.attributes = self.attributes()
         sections: list[tuple[str, str]] = []
         self.skip()
@@ -114,11 +127,10 @@ class _Parser:
             self.position = match.end()
             self.skip()
         module.tables = StackFrameTables(tuple(sections))
-        return module
 
     def starts_computation(self) -> bool:
         """Whether `ENTRY`, `name {` or `name (` follows, rather than a lone instruction."""
-        match = re.compile(rf"ENTRY(?![\w.\-])|%?{_NAME}\s*[{{(]").match(self.text, self.position)
+        match = _COMPUTATION_START_RE.match(self.text, self.position)
         if match is None or match.group().startswith("ENTRY"):
             return match is not None
         if match.group().endswith("{"):
@@ -126,30 +138,37 @@ class _Parser:
         # `name (...) -> shape {` is a computation; `opcode(...)` alone would not be HLO.
         return "->" in self.text[match.end() : self.text.find("{", match.end())]
 
-    def single_instruction(self, module: HloModule) -> HloModule:
-        """A lone `x = f32[2] add(f32[2] a, f32[2] b)`: operands that are not defined become parameters."""
-        computation = HloComputation("entry_computation", module)
+    def single_instruction(self) -> None:
+        """A lone `x = f32[2] add(f32[2] a, f32[2] b)`: operands that are not defined become parameters.
+
+        Names, the schedule and the default layouts are what XLA's parser makes of such text.
+        """
+        module = self.module
+        module.name = "_"
+        computation = HloComputation("_", module)
         module.add_computation(computation)
         module.set_entry(computation)
-        is_unnamed = _SHAPE_START_RE.match(self.text, self.position)
-        if is_unnamed:
-            self.rhs(computation, "root", self.position, make_parameters=True)
+        self.lone_entry = computation
+        if _SHAPE_START_RE.match(self.text, self.position):
+            instruction = self.rhs(computation, "_", self.position, make_parameters=True)
         else:
-            self.instruction(computation, make_parameters=True)
+            instruction = self.instruction(computation, make_parameters=True)
         self.skip()
         if not self.at_end():
             raise self.error("expected the end of the text after a single instruction; is the HloModule line missing?")
-        computation.set_root(computation.instructions[-1])
-        return module
+        computation.set_root(instruction)
+        module.attributes["is_scheduled"] = "true"
+        if instruction.has_shape:
+            arguments = ", ".join(str(p.shape.with_default_layout()) for p in computation.parameters)
+            result = instruction.shape.with_default_layout()
+            module.attributes["entry_computation_layout"] = f"{{({arguments})->{result}}}"
 
     # ---------------------------------------------------------------- computations
 
-    def computation(self, module: HloModule) -> None:
-        start = self.position
-        text = self.text
-        is_entry = False
-        if re.compile(r"ENTRY(?![\w.\-])").match(text, start):
-            is_entry = True
+    def computation(self) -> None:
+        text, module, start = self.text, self.module, self.position
+        is_entry = _ENTRY_RE.match(text, start) is not None
+        if is_entry:
             self.position += len("ENTRY")
             self.skip()
         if not module.computations and module.style.percent:
@@ -219,12 +238,7 @@ class _Parser:
                     if computation._root is not None:
                         raise self.error("one computation should have only one ROOT", position)
                     computation._root = instruction
-                previous, position = position, line.end()
-                if text.startswith(",", self._peek(position)):
-                    # The attributes go on on the next line: take the instruction back and read it whole.
-                    self.take_back(computation, instruction)
-                    position = previous
-                    break
+                position = line.end()
             self.position = position
             self.skip()
             if text.startswith("}", self.position):
@@ -236,34 +250,6 @@ class _Parser:
                 raise self.error(f"computation {computation.name} is not closed with '}}'")
             self.instruction(computation)
             position = self.position
-
-    def _peek(self, position: int) -> int:
-        """The next non-blank offset; the common case, two spaces and a name, costs one comparison."""
-        char = self.text[position : position + 3]
-        return (
-            position if char.startswith("  ") and char[2:] not in (" ", "\n", ",") else skip_space(self.text, position)
-        )
-
-    @staticmethod
-    def take_back(computation: HloComputation, instruction: HloInstruction) -> None:
-        if computation._root is instruction:
-            computation._root = None
-            root: HloInstruction | None = None
-        else:
-            root = computation._root
-        # `remove` refuses to remove a root, and the last instruction is one while none is marked.
-        computation._root = instruction._previous
-        for operand in instruction._operands:
-            operand._users.pop(instruction, None)
-        instruction._operands = ()
-        del computation._names[instruction.name]
-        computation._last = instruction._previous
-        if computation._last is None:
-            computation._first = None
-        else:
-            computation._last._next = None
-        computation._count -= 1
-        computation._root = root
 
     @staticmethod
     def plain_operands(arguments: str, names: dict[str, HloInstruction]) -> tuple[HloInstruction, ...] | None:
@@ -326,7 +312,7 @@ class _Parser:
             begin = self.position + 1
             self.position = self.brackets()
             payload = self.text[begin : self.position - 1].strip()
-            if opcode == "parameter" and not payload.isdigit():
+            if opcode == "parameter" and not payload.isdecimal():
                 raise self.error(f"expects a parameter number, found {payload[:20]!r}", begin)
         else:
             operands = self.operands(computation, make_parameters)
@@ -365,38 +351,82 @@ class _Parser:
         if match:
             after = skip_space(self.text, match.end())
             if self.text[after : after + 1] in (",", ")"):
-                found = computation._names.get(match[1])
+                name = match[1] or match[2]
+                found = computation._names.get(name)
                 if found is None and make_parameters and shape is not None:
-                    found = self.missing_parameter(computation, match[1], shape)
+                    found = self.missing_parameter(computation, name, shape)
                 if found is None:
-                    raise self.error(f"instruction does not exist: {match[1]}")
+                    raise self.error(f"instruction does not exist: {name}")
                 self.position = match.end()
                 return found
         elif make_parameters and shape is not None:
-            return self.missing_parameter(computation, self.free_name(computation, "_"), shape)
-        if match is None:
+            return self.missing_parameter(computation, "", shape)
+        if match is None or match[2] is None:
             raise self.error("expects an operand: a name, or a nested instruction")
         self.position = start
-        opcode = match[1]
-        return self.rhs(
-            computation, self.free_name(computation, f"{opcode}.anon"), start, make_parameters, allow_attributes=False
-        )
+        with self.nested():
+            name = self.anonymous_name(computation, match[2])
+            return self.rhs(computation, name, start, make_parameters, allow_attributes=False)
 
     @staticmethod
     def missing_parameter(computation: HloComputation, name: str, shape: Shape) -> HloInstruction:
         number = sum(i.opcode == "parameter" for i in computation)
+        name = name or f"_{number}"
         parameter = HloInstruction(name, "parameter", shape, (), str(number), "", computation)
         computation._names[name] = parameter
         computation._append_parsed(parameter)
         return parameter
 
-    def free_name(self, computation: HloComputation, prefix: str) -> str:
-        """A name for an instruction that has none: not used yet, nor anywhere later in the text."""
-        while True:
-            name = f"{prefix}{self.anonymous}" if prefix == "_" else f"{prefix}.{self.anonymous}"
-            self.anonymous += 1
-            if name not in computation._names and name not in self.text:
-                return name
+    def anonymous_name(self, computation: HloComputation, opcode: str) -> str:
+        """A name for an instruction that has none, as XLA's NameUniquer numbers them."""
+        number = self.anonymous.get(opcode, 0)
+        while (name := f"{opcode}.anon.{number}" if number else f"{opcode}.anon") in computation._names:
+            number += 1
+        self.anonymous[opcode] = number + 1
+        return name
+
+    def nested_computations(self, start: int) -> str:
+        """`{instructions}`, or a list of names and such bodies in braces: bodies become computations of the module.
+
+        Returns the text with their names instead.
+        """
+        self.position = start + 1
+        self.skip()
+        if _NESTED_BODY_RE.match(self.text, self.position):
+            return self.nested_computation()
+        names: list[str] = []
+        percent = "%" if self.module.style.percent else ""
+        while not self.text.startswith("}", self.position):
+            if names:
+                self.expect(",", "between computations")
+                self.skip()
+            if self.text.startswith("{", self.position):
+                self.position += 1
+                names.append(self.nested_computation())
+            else:
+                names.append(percent + self.name("a computation name"))
+            self.skip()
+        self.position += 1
+        return "{" + ", ".join(names) + "}"
+
+    def nested_computation(self) -> str:
+        module = self.module
+        percent = "%" if module.style.percent else ""
+        computation = HloComputation("", module)
+        with self.nested():
+            self.instructions(computation)
+        computation.name = module.unique_computation_name("_")
+        # A lone instruction's computation is in the module already, and what it calls must come before it.
+        module.add_computation(computation, before=self.lone_entry)
+        return percent + computation.name
+
+    @contextlib.contextmanager
+    def nested(self) -> Iterator[None]:
+        if self.nesting >= _MAX_NESTING:
+            raise self.error(f"nested more than {_MAX_NESTING} levels deep")
+        self.nesting += 1
+        yield
+        self.nesting -= 1
 
     # ---------------------------------------------------------------- tokens
 
@@ -412,8 +442,7 @@ class _Parser:
         if not match:
             raise self.error(f"expects {what}")
         self.position = match.end()
-        # `name:` and `%name` lex alike in XLA; the colon belongs to the name token.
-        return match[1]
+        return match[1] or match[2]
 
     def expect(self, token: str, context: str = "") -> None:
         self.skip()
@@ -435,10 +464,15 @@ class _Parser:
             raise self.error(error.message, error.position) from None
 
     def attributes(self) -> AttributeMap:
+        starts: dict[str, int] = {}
         try:
-            attributes, self.position = scan_attributes(self.text, self.position)
+            attributes, end = scan_attributes(self.text, self.position, starts=starts)
         except AttributeScanError as error:
             raise self.error(error.message, error.position) from None
+        for name, value in attributes.items():
+            if name in COMPUTATION_ATTRIBUTES and "=" in value:
+                attributes[name] = self.nested_computations(starts[name])
+        self.position = end
         return attributes
 
     def error(self, message: str, position: int | None = None) -> HloParseError:

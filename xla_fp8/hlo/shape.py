@@ -61,6 +61,11 @@ class Shape:
         if not self.dynamic and self.dimensions:
             object.__setattr__(self, "dynamic", (False,) * len(self.dimensions))
 
+    @property
+    def minor_to_major(self) -> tuple[int, ...]:
+        """The layout's order; row-major where the text gives none."""
+        return self.layout.minor_to_major if self.layout else tuple(reversed(range(self.rank)))
+
     @staticmethod
     def parse(text: str) -> Shape:
         """Reads a shape. Raises HloError where `text` is not exactly one shape."""
@@ -110,13 +115,14 @@ class Shape:
         """Number of elements (a dynamic dimension counts its bound)."""
         return math.prod(self.dimensions)
 
-    @property
-    def minor_to_major(self) -> tuple[int, ...]:
-        """The layout's order; row-major where the text gives none."""
-        return self.layout.minor_to_major if self.layout else tuple(reversed(range(self.rank)))
-
     def with_layout(self, layout: Layout | None) -> Shape:
         return dataclasses.replace(self, layout=layout)
+
+    def with_default_layout(self) -> Shape:
+        """Row-major in every array of it."""
+        if self.is_tuple:
+            return Shape.tuple(shape.with_default_layout() for shape in self.tuple_shapes)
+        return self.with_layout(Layout(tuple(reversed(range(self.rank))))) if self.rank and self.is_array else self
 
     def with_element_type(self, element_type: str) -> Shape:
         return dataclasses.replace(self, element_type=element_type)
@@ -145,7 +151,7 @@ class Shape:
             return f"({', '.join(parts)})"
         if self.element_type == "buffer":
             return f"b({self.tuple_shapes[0]})"
-        sizes = ("?" if n == UNBOUNDED else f"<={n}" if d else str(n) for n, d in zip(self.dimensions, self.dynamic))
+        sizes = ("?" if n == UNBOUNDED else f"<={n}" if d else str(n) for n, d in zip(self.dimensions, self.dynamic, strict=True))
         return f"{self.element_type}[{','.join(sizes)}]{self.layout or ''}"
 
 
@@ -159,7 +165,8 @@ _SPACE_RE = re.compile(_SPACE, re.S)
 _ARRAY_RE = re.compile(rf"([a-z][a-z0-9_]*+){_SPACE}\[([^\]]*)\]", re.S)
 # A `{` after a shape opens a layout only when a number or a colon follows; else it opens a computation's body.
 _LAYOUT_RE = re.compile(rf"{_SPACE}\{{{_SPACE}(?=[0-9:])", re.S)
-_SIZE_RE = re.compile(r"\s*(\?|(<=)?\s*(\d+))\s*\Z")
+_SIZE_RE = re.compile(r"\s*(\?|(<=)?\s*([0-9]{1,19}))\s*\Z")
+_MAX_NESTING = 100
 
 
 def skip_space(text: str, position: int) -> int:
@@ -168,13 +175,15 @@ def skip_space(text: str, position: int) -> int:
     return match.end() if match else position
 
 
-def scan_shape(text: str, position: int) -> tuple[Shape, int]:
+def scan_shape(text: str, position: int, nesting: int = 0) -> tuple[Shape, int]:
     """Reads one shape at `position`; returns it and the offset behind it. Raises HloError."""
+    if nesting > _MAX_NESTING:
+        raise HloError(f"a shape is nested more than {_MAX_NESTING} tuples deep")
     position = skip_space(text, position)
     if text.startswith("(", position):
-        return _scan_tuple(text, position)
+        return _scan_tuple(text, position, nesting)
     if text.startswith("b(", position):
-        inner, end = scan_shape(text, position + 2)
+        inner, end = scan_shape(text, position + 2, nesting + 1)
         return Shape("buffer", tuple_shapes=(inner,)), _expect(text, end, ")")
     match = _ARRAY_RE.match(text, position)
     if not match:
@@ -201,13 +210,13 @@ def scan_shape(text: str, position: int) -> tuple[Shape, int]:
     return Shape(element_type, tuple(dimensions), tuple(dynamic), layout), end
 
 
-def _scan_tuple(text: str, position: int) -> tuple[Shape, int]:
+def _scan_tuple(text: str, position: int, nesting: int) -> tuple[Shape, int]:
     position = skip_space(text, position + 1)
     shapes: list[Shape] = []
     while not text.startswith(")", position):
         if shapes:
             position = _expect(text, position, ",")
-        shape, position = scan_shape(text, position)
+        shape, position = scan_shape(text, position, nesting + 1)
         shapes.append(shape)
         position = skip_space(text, position)
     return Shape.tuple(shapes), position + 1
