@@ -85,9 +85,12 @@ def test_stablehlo_of_hlo_verifies() -> None:
 
 
 def test_stablehlo_verifier_refuses_shapes_that_disagree() -> None:
-    text = "func.func @f(%a: tensor<2xf32>, %b: tensor<3xf32>) -> tensor<2xf32> {\n"
-    text += '  %r = "stablehlo.add"(%a, %b) : (tensor<2xf32>, tensor<3xf32>) -> tensor<2xf32>\n  return %r : tensor<2xf32>\n}'
-    with pytest.raises(Exception, match="stablehlo.add"):
+    text = """
+        func.func @f(%a: tensor<2xf32>, %b: tensor<3xf32>) -> tensor<2xf32> {
+          %r = "stablehlo.add"(%a, %b) : (tensor<2xf32>, tensor<3xf32>) -> tensor<2xf32>
+          return %r : tensor<2xf32>
+        }"""
+    with pytest.raises(Exception, match=r"stablehlo\.add"):
         _jax_compat.verify_stablehlo(text)
 
 

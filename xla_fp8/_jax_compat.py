@@ -1,8 +1,8 @@
 """Every private JAX and jaxlib API that the compiler half uses, one thin typed function around each.
 
-Nothing is imported before it is needed, so that a process which only asks XLA's parser (`xla_fp8.hlo.xla_process`) pays
-for `jaxlib._hlo` alone. Where a new JAX has moved a name, `JaxApiError` says which one; tests/test_jax_compat.py asks for
-each. Tried with jax 0.10.2 and 0.12.0.
+Nothing is imported before it is needed, so that a process which only asks XLA's parser (`xla_fp8.hlo.xla_process`)
+pays for `jaxlib._hlo` alone. Where a new JAX has moved a name, `JaxApiError` says which one; tests/test_jax_compat.py
+asks for each. Tried with jax 0.10.2 and 0.12.0.
 
 XLA's parser is C++ and aborts the process on some bad text: text from a user goes to `xla_fp8.hlo.xla_process` first.
 """
@@ -25,7 +25,7 @@ class HloProtoError(XlaFp8Error):
 
 
 def _private(module: str, name: str) -> Any:
-    """Returns attribute `name` (dotted) of `module`, imported now. Raises JaxApiError when this JAX has no such name."""
+    """Returns attribute `name` (dotted) of `module`, imported now; JaxApiError when there is none."""
     try:
         found: Any = importlib.import_module(module)
         for part in name.split("."):
@@ -202,9 +202,9 @@ def verify_stablehlo(stablehlo: bytes | str) -> str:
 
 
 def _stablehlo_context() -> Any:
-    """A context with the dialects that `hlo_to_stablehlo` may use, as jax._src.interpreters.mlir.make_ir_context does it.
+    """A context with the dialects that `hlo_to_stablehlo` may use: what JAX's own make_ir_context does, without JAX.
 
-    Without importing jax, which takes half a second that a worker process would pay at each start.
+    Importing jax takes half a second, which a worker process would pay at each start.
     """
     context = _private("jaxlib.mlir.ir", "Context")()
     registry = _private("jaxlib.mlir.ir", "DialectRegistry")()
@@ -230,5 +230,5 @@ def lowered_hlo_text(lowered: Any) -> str:
 
 
 def compiled_hlo_text(compiled: Any) -> str:
-    """The full HLO text of a `jax.stages.Compiled`, after XLA's optimizations; of the first module if there are several."""
+    """The full HLO text of a `jax.stages.Compiled`, optimized by XLA; its first module if there are several."""
     return module_full_text(compiled.runtime_executable().hlo_modules()[0])

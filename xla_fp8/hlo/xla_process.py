@@ -98,7 +98,11 @@ class XlaProcess:
         return self._ask_about_text("check", text)
 
     def full_text(self, text: str) -> XlaAnswer:
-        """HLO text as XLA prints it after parsing: every attribute, all metadata, every constant."""
+        """HLO text as XLA prints it after parsing: every attribute, all metadata, every constant.
+
+        Equal modules print equal text, but for elided constants: for `{...}`, XLA's parser makes up numbers, and counts
+        on from question to question. Compare texts that have them as first questions to two processes.
+        """
         return self._ask_about_text("full_text", text)
 
     def stablehlo(self, text: str) -> XlaAnswer:
