@@ -69,7 +69,9 @@ SIGMOID = m.divide(number(1), m.add_any_order(m.exponential(m.negate(x)), number
 
 _CUBE = m.any_of(m.multiply_any_order(m.multiply(x, x), x), m.power(x, number(3)))
 _TANH = m.tanh(
-    m.multiply_any_order(m.add_any_order(x, m.multiply_any_order(_CUBE, number(0.044715))), number(math.sqrt(2 / math.pi)))
+    m.multiply_any_order(
+        m.add_any_order(x, m.multiply_any_order(_CUBE, number(0.044715))), number(math.sqrt(2 / math.pi))
+    )
 )
 _ONE_PLUS_TANH = m.add_any_order(_TANH, number(1))
 GELU_TANH = m.any_of(
@@ -115,9 +117,7 @@ def _erfc_expanded() -> m.Pattern:
     guarded = m.select(
         m.compare(minus_square, number(-88.7228394)).with_comparison_direction(less), number(0), tail
     ).capture("far")
-    far = m.select(
-        m.compare(z, number(0)).with_comparison_direction(less), m.subtract(number(2), guarded), guarded
-    )
+    far = m.select(m.compare(z, number(0)).with_comparison_direction(less), m.subtract(number(2), guarded), guarded)
     return m.select(m.compare(m.abs_(z), number(1)).with_comparison_direction(less), near, far)
 
 

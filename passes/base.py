@@ -80,6 +80,11 @@ class Context:
         key = (instruction.parent.name, instruction.name)
         return self._origins.get(key, key)
 
+    def described(self, instruction: HloInstruction, op: str | None = None) -> str:
+        """`described`, under the name that the input has for it and, given `op`, as what it was there."""
+        source = source_of(instruction)
+        return f"{self.origin(instruction)[1]} ({op or instruction.opcode}{f', {source}' if source else ''})"
+
     def record(
         self,
         instruction: HloInstruction,

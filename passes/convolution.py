@@ -136,9 +136,7 @@ def match_backward_input(convolution: HloInstruction) -> BackwardForm | None:
             return None
         dims.append(WindowDimension(old.size, old.base_dilation, low, high))
     # Input and output change places, and so do the filter's features.
-    swapped = ConvolutionDimensionNumbers(
-        labels.output, labels.rhs.translate(str.maketrans("io", "oi")), labels.lhs
-    )
+    swapped = ConvolutionDimensionNumbers(labels.output, labels.rhs.translate(str.maketrans("io", "oi")), labels.lhs)
     return BackwardForm(BACKWARD_INPUT, convolution.operand(0), rhs, Window(tuple(dims)), swapped)
 
 
@@ -154,8 +152,7 @@ def match_backward_filter(convolution: HloInstruction) -> BackwardForm | None:
     ]
     if (
         lhs.dimensions[labels.input_batch_dimension] == result.dimensions[labels.output_batch_dimension]
-        and rhs.dimensions[labels.kernel_output_feature_dimension]
-        == result.dimensions[labels.output_feature_dimension]
+        and rhs.dimensions[labels.kernel_output_feature_dimension] == result.dimensions[labels.output_feature_dimension]
         and all(kernel <= output for kernel, output in sizes)
     ):
         return None

@@ -85,13 +85,12 @@ class CudnnFusedConvRewriter(Pass):
         if isinstance(operands, Refusal):
             return operands
         if call.opcode == "custom-call" and call.custom_call_target != FORWARD:
-            kind = "an input gradient" if call.custom_call_target == BACKWARD_INPUT else "a filter gradient"
+            kind = "input" if call.custom_call_target == BACKWARD_INPUT else "filter"
             return Refusal(
-                "gradient",
-                f"{described(call)} is {kind}; cuDNN's FP8 graphs have only forward convolutions",
-                "keep the cotangent of this convolution in high precision"
-                if kind == "a filter gradient"
-                else "run conv-canonicalizer first: input gradients of stride 1 become forward convolutions",
+                f"{kind}-gradient",
+                f"{self.context.described(call, 'convolution')} is the {kind} gradient of a convolution; cuDNN's FP8 graphs "
+                "have only forward convolutions, which input gradients of stride 1 are too",
+                "keep the cotangent of this convolution in high precision",
                 call,
             )
         if refusal := unsupported_form(call):
@@ -99,7 +98,7 @@ class CudnnFusedConvRewriter(Pass):
         if call.opcode == "convolution":
             return Refusal(
                 "not-a-custom-call",
-                f"{described(call)} is still a plain convolution (reversed window, or conv-rewriter has not run)",
+                f"{self.context.described(call, 'convolution')} is still a plain convolution (reversed window, or conv-rewriter has not run)",
                 "run conv-canonicalizer and conv-rewriter first",
                 call,
             )
@@ -119,7 +118,10 @@ class CudnnFusedConvRewriter(Pass):
         result = next(iter(call.users), None)
         if len(call.users) != 1 or result is None or result.opcode != "get-tuple-element" or result.tuple_index != 0:
             return Refusal(
-                "workspace-used", f"{described(call)} is used other than through its result 0", "use only result 0", call
+                "workspace-used",
+                f"{self.context.described(call, 'convolution')} is used other than through its result 0",
+                "use only result 0",
+                call,
             )
         return operands
 
@@ -155,14 +157,17 @@ class CudnnFusedConvRewriter(Pass):
         if target.supports is not None:
             shapes = self._operand_shapes(operands, plan, shape, labels.output_feature_dimension)
             verdict = target.supports(
-                GraphCall(
-                    plan.graph, shapes, tuple(output_shapes), call.window, labels, call.feature_group_count
-                )
+                GraphCall(plan.graph, shapes, tuple(output_shapes), call.window, labels, call.feature_group_count)
             )
             if not verdict.ok:
                 return Refusal("backend", verdict.reason, "see what the backend supports", call)
         if not self.context.consume_fuel():
-            return Refusal("fuel", f"{described(call)} was left when the fuel ran out", "raise --fuel", call)
+            return Refusal(
+                "fuel",
+                f"{self.context.described(call, 'convolution')} was left when the fuel ran out",
+                "raise --fuel",
+                call,
+            )
         inputs = [operand.build_source() for operand in operands]
         sides = [
             build_side(side, computation, shape.dimensions, labels.output_feature_dimension, self.context.extended)
@@ -256,4 +261,3 @@ def _is_convolution(instruction: HloInstruction) -> bool:
     if instruction.opcode == "convolution":
         return True
     return instruction.opcode == "custom-call" and instruction.custom_call_target in CONVOLUTION_TARGETS
-

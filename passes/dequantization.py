@@ -199,9 +199,7 @@ def _apply_move(move: HloInstruction, value: HloInstruction) -> HloInstruction:
         operands.append(computation.create("constant", Shape(value.shape.element_type), payload="0"))
     attributes = {k: v for k, v in move.attributes.items() if k not in ("metadata", "backend_config")}
     opcode = "reshape" if move.opcode == "bitcast" else move.opcode
-    return computation.create(
-        opcode, shape, operands, name=move.name, attributes=attributes, metadata_from=move
-    )
+    return computation.create(opcode, shape, operands, name=move.name, attributes=attributes, metadata_from=move)
 
 
 def filter_channel(labels: ConvolutionDimensionNumbers) -> int:

@@ -15,7 +15,7 @@ from xla_fp8.graph import FP8_MAX, FP8_TYPES, Graph
 from xla_fp8.hlo import HloComputation, HloInstruction, Shape
 from xla_fp8.hlo.literal import format_scalar
 from xla_fp8.hlo.opcodes import ELEMENTWISE_BINARY, ELEMENTWISE_UNARY
-from xla_fp8.passes.activations import find_activation
+from xla_fp8.passes.activations import Activation, find_activation
 from xla_fp8.passes.base import Refusal, described
 from xla_fp8.passes.dequantization import Dequantized, Scale, find_dequantized
 from xla_fp8.passes.values import (
@@ -156,8 +156,8 @@ class EpilogueCapture:
         if opcode == "convert":
             source = instruction.operand(0)
             return Step(instruction, (), (source,)) if self.in_graph(source) else None
-        if activation := self.activation(instruction):
-            return activation
+        if (found := find_activation(instruction)) and self.in_graph(found.input):
+            return self.activation(instruction, found)
         if opcode == "clamp":
             return self.relu6(instruction)
         if opcode in ("add", "subtract", "multiply", "divide", "maximum", "minimum"):
@@ -225,10 +225,7 @@ class EpilogueCapture:
                 return Op("add_scaled", (value,), (residual.source, scale.value))
         return Op("add", (value,), (other,))
 
-    def activation(self, instruction: HloInstruction) -> Step | None:
-        found = find_activation(instruction)
-        if found is None or not self.in_graph(found.input):
-            return None
+    def activation(self, instruction: HloInstruction, found: Activation) -> Step | None:
         source = found.input
         interior = self.interior(instruction, source)
         if found.op == "leaky_relu":
@@ -388,7 +385,8 @@ class EpilogueCapture:
         escaping = [
             step
             for step in needed
-            if step is not output and (step.instruction.is_root or any(u not in covered for u in step.instruction.users))
+            if step is not output
+            and (step.instruction.is_root or any(u not in covered for u in step.instruction.users))
         ]
         if len(escaping) != 1:
             return None
@@ -468,9 +466,7 @@ class EpilogueCapture:
 
     # ---------------------------------------------------------------- building
 
-    def build(
-        self, output: Step, needed: list[Step], aux: tuple[Step, ...], blocked: Refusal | None
-    ) -> Epilogue:
+    def build(self, output: Step, needed: list[Step], aux: tuple[Step, ...], blocked: Refusal | None) -> Epilogue:
         graph = Graph.conv()
         sides: list[Side] = []
         for scale in self.scales:
@@ -498,12 +494,18 @@ class EpilogueCapture:
         """What kept the graph from reaching further: a fork or cycle, or a step that almost matched."""
         if output.kind == "cast":
             return None
+        # What a fork looks like is often an activation that the dialect cannot say: the activation is the reason.
+        for stop in reversed(self.stops):
+            if stop.rule == "needs-extended-dialect":
+                return stop
         if blocked is not None:
             return blocked
         return self.stops[-1] if self.stops else None
 
 
-def build_side(side: Side, computation: HloComputation, dimensions: tuple[int, ...], channel: int, extended: bool) -> HloInstruction:
+def build_side(
+    side: Side, computation: HloComputation, dimensions: tuple[int, ...], channel: int, extended: bool
+) -> HloInstruction:
     """The operand that `side` stands for; numbers and vectors in f32, tensors in f32 or (extended) as they are."""
     if isinstance(side, Scalar):
         return side.build()

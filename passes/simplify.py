@@ -87,7 +87,7 @@ def one_broadcast(instruction: HloInstruction) -> HloInstruction | None:
     if instruction.shape.element_count == 1:
         return None
     scalar = scalar_of(instruction)
-    if scalar is None or scalar.source.opcode == "constant" and not scalar.source.shape.is_scalar:
+    if scalar is None or (scalar.source.opcode == "constant" and not scalar.source.shape.is_scalar):
         return None
     computation = instruction.parent
     assert computation is not None
@@ -119,9 +119,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
 """Rules by the opcode they look at."""
 
 
-def _create(
-    instruction: HloInstruction, opcode: str, shape: Shape, operands: list[HloInstruction]
-) -> HloInstruction:
+def _create(instruction: HloInstruction, opcode: str, shape: Shape, operands: list[HloInstruction]) -> HloInstruction:
     computation = instruction.parent
     assert computation is not None
     return computation.create(opcode, shape, operands, before=instruction, metadata_from=instruction)

@@ -41,9 +41,7 @@ class Scalar:
             text = format_scalar(literal.reshape(-1)[0].item(), value.shape.element_type)
             value = computation.create("constant", Shape(value.shape.element_type), payload=text)
         elif not value.shape.is_scalar:
-            value = computation.create(
-                "reshape", Shape(value.shape.element_type), [value], metadata_from=value
-            )
+            value = computation.create("reshape", Shape(value.shape.element_type), [value], metadata_from=value)
         for type_ in (*self.converts, element_type):
             if value.shape.element_type != type_:
                 value = computation.create("convert", Shape(type_), [value], metadata_from=self.source)
@@ -214,7 +212,9 @@ def inverse_permutation(permutation: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(permutation.index(d) for d in range(len(permutation)))
 
 
-def broadcast_scalar(computation: HloComputation, scalar: HloInstruction, dimensions: tuple[int, ...]) -> HloInstruction:
+def broadcast_scalar(
+    computation: HloComputation, scalar: HloInstruction, dimensions: tuple[int, ...]
+) -> HloInstruction:
     """A scalar repeated over `dimensions`."""
     return computation.create(
         "broadcast",
