@@ -29,8 +29,10 @@ def uniform_value(instruction: HloInstruction) -> Any:
         if instruction.opcode == "convert":
             types.append(element_type)
         elif element_type != instruction.operand(0).shape.element_type:
-            return None  # a bitcast to another type: other bits' worth
+            return None  # a bitcast that reads the bits as another type
         instruction = instruction.operand(0)
+    if instruction.opcode == "constant" and _starts_mixed(instruction):
+        return None
     values = instruction.constant_value()
     if values is None or not values.size:
         return None
@@ -42,6 +44,18 @@ def uniform_value(instruction: HloInstruction) -> Any:
         for element_type in reversed(types):
             value = np.asarray(value).astype(numpy_dtype(element_type))[()]
     return value
+
+
+def _starts_mixed(instruction: HloInstruction) -> bool:
+    """Whether a long literal's first numbers already differ: spares reading megabytes of weights to learn as much."""
+    if len(instruction.payload) < 1000 or instruction.shape.element_type.startswith("c"):
+        return False
+    try:
+        # The last word may be cut off.
+        numbers = {float(word) for word in re.findall(r"[^\s{},]+", instruction.payload[:200])[:-1]}
+    except ValueError:
+        return False
+    return len(numbers) > 1 and not any(math.isnan(number) for number in numbers)
 
 
 def is_value(found: Any, value: float, element_type: str) -> bool:

@@ -1,7 +1,7 @@
 """A pattern written on the command line: a Python expression, read without ever being run as Python.
 
 The expression may name what makes patterns (`m.convert` or `convert`), call it, and use modifiers, numbers, strings,
-tuples and lists. Everything else (other names, other attributes, operators, lambdas, comprehensions) is refused by name.
+tuples and lists. Everything else (other names and attributes, operators, lambdas, comprehensions) is refused by name.
 """
 
 from __future__ import annotations

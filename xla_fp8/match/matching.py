@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from xla_fp8.hlo import HloAttributeError, HloComputation, HloInstruction, HloModule
 from xla_fp8.match.constants import describe
-from xla_fp8.match.pattern import PatternLike, Requirement, as_pattern, either
+from xla_fp8.match.pattern import Op, PatternLike, Requirement, as_pattern, either
 from xla_fp8.match.solver import Failure, solve
 
 _MAX_PATH = 8
@@ -76,7 +76,10 @@ class Difference:
 
 def match(instruction: HloInstruction, pattern: PatternLike) -> Match | None:
     """Matches `pattern` with `instruction` as its root. Where several ways match, the leftmost alternatives win."""
-    outcome = solve(as_pattern(pattern), instruction)
+    pattern = as_pattern(pattern)
+    if isinstance(pattern, Op) and pattern.opcodes and instruction.opcode not in pattern.opcodes:
+        return None  # as nearly every instruction of a module: not worth setting up a search
+    outcome = solve(pattern, instruction)
     return None if isinstance(outcome, Failure) else Match(instruction, outcome[0])
 
 
@@ -92,9 +95,9 @@ def find_all(where: HloComputation | HloModule, pattern: PatternLike) -> Iterato
 def difference(instruction: HloInstruction, pattern: PatternLike) -> Difference | None:
     """The first thing that differs; None where the pattern matches.
 
-    Of several alternatives or operand orders, the one that got deepest is told.
+    Of several alternatives, the one that got deepest is told; of two operand orders, the one in which more matches.
     """
-    outcome = solve(as_pattern(pattern), instruction)
+    outcome = solve(as_pattern(pattern), instruction, explain=True)
     if not isinstance(outcome, Failure):
         return None
     path: list[tuple[HloInstruction, int]] = []

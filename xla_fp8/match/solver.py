@@ -24,14 +24,14 @@ Path: TypeAlias = "tuple[HloInstruction, int, Path] | None"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a pattern does not match; put into words only when somebody asks (difference.py).
+    """Why a pattern does not match; put into words only when somebody asks (matching.py).
 
     Attributes:
         instruction: the one that is not as expected.
         expected: alternatives of what was expected.
         reason: the requirement that failed, or text for "found"; None where the instruction itself is what was found.
         path: the way down to it, as (user, operand index, rest of the way).
-        depth: length of `path`.
+        depth: how many operands down it is, not counting what was looked through.
         progress: how much matched before, to compare failures of the same depth.
     """
 
@@ -42,10 +42,15 @@ class Failure:
     depth: int = 0
     progress: int = 0
 
-    def below(self, user: HloInstruction, index: int, progress: int = 0) -> Failure:
+    @property
+    def rank(self) -> tuple[int, int]:
+        """How far the match got."""
+        return self.depth, self.progress
+
+    def below(self, user: HloInstruction, index: int, progress: int, depth: int = 1) -> Failure:
         """The same failure seen from a user."""
         return dataclasses.replace(
-            self, path=(user, index, self.path), depth=self.depth + 1, progress=self.progress + progress
+            self, path=(user, index, self.path), depth=self.depth + depth, progress=self.progress + progress
         )
 
 
@@ -53,17 +58,21 @@ Outcome: TypeAlias = "list[Bindings] | Failure"
 Steps: TypeAlias = Generator[tuple[Pattern, HloInstruction], Outcome, Outcome]
 
 
-def solve(pattern: Pattern, instruction: HloInstruction) -> Outcome:
-    """All matches that differ in nothing but what is bound twice; the preferred one first; or the failure."""
-    outcomes: dict[tuple[int, HloInstruction], Outcome] = {}
+def solve(pattern: Pattern, instruction: HloInstruction, explain: bool = False) -> Outcome:
+    """All matches that differ in nothing but what is bound twice; the preferred one first; or the failure.
+
+    Args:
+        explain: take the time to find out which operand order was meant where neither matches.
+    """
     shared = {name: count for name, count in pattern.captures.items() if count > 1}
-    key = (id(pattern), instruction)
-    stack = [(key, _steps(pattern, instruction, shared))]
+    search = _Search(shared, explain)
+    outcomes: dict[tuple[int, HloInstruction], Outcome] = {}
+    stack = [((id(pattern), instruction), search.steps(pattern, instruction))]
     outcome: Outcome | None = None
     while stack:
         key, steps = stack[-1]
         try:
-            # The type of send() does not say that a generator is started with None.
+            # A generator is started with None, which the type of send() cannot say.
             wanted = steps.send(outcome)  # type: ignore[arg-type]
         except StopIteration as done:
             outcome = outcomes[key] = done.value
@@ -72,70 +81,98 @@ def solve(pattern: Pattern, instruction: HloInstruction) -> Outcome:
         key = (id(wanted[0]), wanted[1])
         outcome = outcomes.get(key)
         if outcome is None:
-            stack.append((key, _steps(*wanted, shared)))
+            stack.append((key, search.steps(*wanted)))
     assert outcome is not None
     return outcome
 
 
-def _steps(pattern: Pattern, instruction: HloInstruction, shared: dict[str, int]) -> Steps:
-    """One pattern against one instruction."""
-    # Only what also occurs outside this pattern can matter to the outside.
-    outside = [name for name, count in shared.items() if 0 < pattern.captures.get(name, 0) < count]
-    attempts: Iterable[Steps]
-    if isinstance(pattern, Op):
+@dataclasses.dataclass(frozen=True)
+class _Search:
+    """The steps, and what all of them must know.
+
+    Attributes:
+        shared: captures that occur more than once → how often.
+    """
+
+    shared: dict[str, int]
+    explain: bool
+
+    def steps(self, pattern: Pattern, instruction: HloInstruction) -> Steps:
+        """One pattern against one instruction."""
+        # Only captures that also occur outside this pattern can matter to the outside.
+        outside = [name for name, count in self.shared.items() if 0 < pattern.captures.get(name, 0) < count]
+        outcome = yield from self._kind(pattern, instruction, first_only=not outside)
+        if isinstance(outcome, Failure):
+            return outcome
+        progress = 1
+        if pattern.extra_operands:
+            outcome = yield from _operands(instruction, pattern.extra_operands, outcome, progress)
+            if isinstance(outcome, Failure):
+                return outcome
+            progress += len(pattern.extra_operands)
+        for requirement in pattern.requirements:
+            if not requirement.holds_for(instruction):
+                return Failure(instruction, (requirement.expected,), requirement, progress=progress)
+            progress += 1
+        if pattern.names:
+            outcome = _join(outcome, [dict.fromkeys(pattern.names, instruction)], instruction, progress)
+            if isinstance(outcome, Failure):
+                return outcome
+        distinct: dict[tuple[HloInstruction | None, ...], Bindings] = {}
+        for bindings in outcome:
+            distinct.setdefault(tuple(bindings.get(name) for name in outside), bindings)
+        return list(distinct.values())
+
+    def _kind(self, pattern: Pattern, instruction: HloInstruction, first_only: bool) -> Steps:
+        """What is particular to each kind of pattern."""
+        if isinstance(pattern, AnyOf):
+            return (yield from _choose((_ask(a, instruction) for a in pattern.alternatives), first_only))
+        if isinstance(pattern, Through):
+            here = _ask(pattern.inner, instruction)
+            if instruction.opcode not in pattern.opcodes or len(instruction.operands) != 1:
+                return (yield from here)
+            below = _look_through(pattern, instruction)
+            return (yield from _choose([here, below] if pattern.nearest else [below, here], first_only))
+        assert isinstance(pattern, Op)
+        operands = pattern.operands
         if pattern.opcodes and instruction.opcode not in pattern.opcodes:
             return Failure(instruction, pattern.opcodes)
-        attempts = _orders(pattern, instruction)
-    elif isinstance(pattern, AnyOf):
-        attempts = (_ask(alternative, instruction) for alternative in pattern.alternatives)
-    else:
-        assert isinstance(pattern, Through)
-        attempts = _layers(pattern, instruction)
-
-    outcome = yield from _choose(attempts, first_only=not outside)
-    if isinstance(outcome, Failure):
+        if operands is None:
+            return [{}]
+        if len(instruction.operands) != len(operands):
+            found = counted(len(instruction.operands), "operand")
+            return Failure(instruction, (counted(len(operands), "operand"),), found, progress=1)
+        as_written = list(enumerate(operands))
+        if not pattern.any_order:
+            return (yield from _operands(instruction, as_written, [{}], 1))
+        orders = [as_written, [(1 - index, operand) for index, operand in as_written]]
+        outcome = yield from _choose((_operands(instruction, order, [{}], 1) for order in orders), first_only)
+        if isinstance(outcome, Failure) and self.explain:
+            return (yield from _intended(instruction, orders))
         return outcome
-    progress = 1
-    if pattern.extra_operands:
-        outcome = yield from _operands(instruction, pattern.extra_operands, outcome, progress)
-        if isinstance(outcome, Failure):
-            return outcome
-    for requirement in pattern.requirements:
-        if not requirement.holds_for(instruction):
-            return Failure(instruction, (requirement.expected,), requirement, progress=progress)
-        progress += 1
-    if pattern.names:
-        outcome = _join(outcome, [dict.fromkeys(pattern.names, instruction)], instruction, progress)
-        if isinstance(outcome, Failure):
-            return outcome
-    distinct: dict[tuple[HloInstruction | None, ...], Bindings] = {}
-    for bindings in outcome:
-        distinct.setdefault(tuple(bindings.get(name) for name in outside), bindings)
-    return list(distinct.values())
 
 
-def _orders(pattern: Op, instruction: HloInstruction) -> Iterable[Steps]:
-    """The operands as written and, where either order will do, swapped."""
-    if pattern.operands is None:
-        return [_known([{}])]
-    if len(instruction.operands) != len(pattern.operands):
-        found = counted(len(instruction.operands), "operand")
-        return [_known(Failure(instruction, (counted(len(pattern.operands), "operand"),), found, progress=1))]
-    pairs = list(enumerate(pattern.operands))
-    orders = [pairs]
-    if pattern.any_order:
-        # The first pattern is asked first in both orders, so that its failure counts as less progress than the other's.
-        orders.append([(1 - index, operand) for index, operand in pairs])
-    return [_operands(instruction, order, [{}], 1) for order in orders]
+def _intended(instruction: HloInstruction, orders: Iterable[Sequence[tuple[int, Pattern]]]) -> Steps:
+    """The failure of the order in which more operands match by themselves; of equals, the one that got further."""
+    best: tuple[int, Failure] | None = None
+    for order in orders:
+        matched = 0
+        for index, pattern in order:
+            alone = yield pattern, instruction.operands[index]
+            matched += not isinstance(alone, Failure)
+        failure = yield from _operands(instruction, order, [{}], 1)
+        assert isinstance(failure, Failure)
+        if best is None or matched > best[0]:
+            best = matched, failure
+        elif matched == best[0]:
+            best = matched, _further(best[1], failure)
+    assert best is not None
+    return best[1]
 
 
-def _layers(pattern: Through, instruction: HloInstruction) -> Iterable[Steps]:
-    """The inner pattern here, and below one more wrapper."""
-    here = _ask(pattern.inner, instruction)
-    if instruction.opcode not in pattern.opcodes or len(instruction.operands) != 1:
-        return [here]
-    below = _operands(instruction, [(0, pattern.rest)], [{}], 0)
-    return [here, below] if pattern.nearest else [below, here]
+def _look_through(pattern: Through, instruction: HloInstruction) -> Steps:
+    outcome = yield pattern.rest, instruction.operands[0]
+    return outcome.below(instruction, 0, progress=1, depth=0) if isinstance(outcome, Failure) else outcome
 
 
 def _choose(attempts: Iterable[Steps], first_only: bool) -> Steps:
@@ -150,15 +187,15 @@ def _choose(attempts: Iterable[Steps], first_only: bool) -> Steps:
         solutions += outcome
         if first_only:
             break
-    return solutions or failure or []
+    return solutions or failure or solutions
 
 
 def _further(one: Failure, other: Failure) -> Failure:
-    """The failure that is deeper, then the one before which more matched, then the first; equals are told together."""
-    if (one.depth, one.progress) != (other.depth, other.progress):
-        return max(one, other, key=lambda f: (f.depth, f.progress))
+    """The failure of higher rank, else the first; two that found the same instruction wrong are told together."""
+    if one.rank != other.rank:
+        return max(one, other, key=lambda failure: failure.rank)
     if one.instruction is other.instruction and one.reason is None and other.reason is None:
-        return dataclasses.replace(one, expected=one.expected + other.expected)
+        return dataclasses.replace(one, expected=tuple(dict.fromkeys(one.expected + other.expected)))
     return one
 
 
@@ -199,8 +236,3 @@ def _join(ones: list[Bindings], others: list[Bindings], instruction: HloInstruct
 
 def _ask(pattern: Pattern, instruction: HloInstruction) -> Steps:
     return (yield pattern, instruction)
-
-
-def _known(outcome: Outcome) -> Steps:
-    yield from ()
-    return outcome
