@@ -86,7 +86,7 @@ def _dumps(folder: str) -> list[str]:
             best[match[1]] = min(best.get(match[1], (9, "")), (rank, name))
     if not best:
         raise CliError(
-            f"{folder}: no file named *before_optimizations.txt or .hlo.pb in this directory. "
+            f"there is no file named *before_optimizations.txt or .hlo.pb in {folder}. "
             f"XLA_FLAGS=--xla_dump_to={folder} makes XLA write them; or name a file"
         )
     return [name for _, name in best.values()]

@@ -95,8 +95,9 @@ def _output_paths(arguments: argparse.Namespace, sources: list[Source]) -> dict[
     several = len(arguments.inputs) > 1 or any(path != "-" and os.path.isdir(path) for path in arguments.inputs)
     if out == "-" or not (several or os.path.isdir(out) or out.endswith("/")):
         return dict.fromkeys(sources, out)
-    if os.path.exists(out) and not os.path.isdir(out):
-        raise UsageError(f"several inputs need a directory for -o, and {out} is none")
+    is_file_name = os.path.splitext(out)[1] in (".hlo", ".txt", ".gz")
+    if not os.path.isdir(out) and (os.path.exists(out) or is_file_name):
+        raise UsageError(f"several inputs, or a directory of them, need a directory for -o, and {out} is none")
     paths = {source: os.path.join(out, source.output_name) for source in sources}
     by_path: dict[str, Source] = {}
     for source, path in paths.items():

@@ -24,7 +24,7 @@ _STYLE = """
 .xla-fp8 .refused { color: var(--bad); }
 .xla-fp8 .other { color: var(--plain); }
 .xla-fp8 .advice, .xla-fp8 .note, .xla-fp8 .target { color: var(--soft); }
-.xla-fp8 .advice { display: block; margin-top: .2rem; }
+.xla-fp8 .reason, .xla-fp8 .advice { display: block; margin-top: .2rem; }
 .xla-fp8 .summary { font-size: 16px; margin: 0; }
 .xla-fp8 p { margin: .3rem 0; }
 """
@@ -82,7 +82,8 @@ def _body(report: Report, everything: bool) -> str:
 def _row(entry: Entry, status: str, style: str, details: bool) -> str:
     what = f"<code>{html.escape(entry.graph)}</code>" if entry.graph else ""
     if details and entry.reason:
-        what += f"<span>{html.escape(entry.reason)}</span>"
+        why = f"stops because: {entry.reason}" if entry.graph else entry.reason
+        what += f'<span class="reason">{html.escape(why)}</span>'
     if details and entry.advice:
         what += f'<span class="advice">{html.escape(entry.advice)}</span>'
     return (

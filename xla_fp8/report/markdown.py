@@ -14,20 +14,25 @@ def render(report: Report, *, everything: bool) -> str:
     if report.metadata_note:
         parts.append(f"> {_cell(report.metadata_note)}")
     if report.rewritten:
-        rows = [(_code(e.instruction), _code(e.source or ""), _code(e.graph or "")) for e in report.rewritten]
-        parts.append("### Rewritten\n\n" + _table(("instruction", "source", "graph"), rows))
+        rows = [
+            (_code(e.instruction), _code(e.source or ""), _code(e.graph or ""), _cell(e.reason), _cell(e.advice))
+            for e in report.rewritten
+        ]
+        header = ("instruction", "source", "graph", "why it stops there", "advice")
+        shown = len(header) if any(row[3] or row[4] for row in rows) else 3
+        parts.append("### Rewritten\n\n" + _table(header[:shown], [row[:shown] for row in rows]))
     if report.refused_fp8:
         refusals = [
             (_code(e.instruction), _code(e.source or ""), _cell(e.reason), _cell(e.advice)) for e in report.refused_fp8
         ]
         parts.append("### Refused\n\n" + _table(("instruction", "source", "reason", "advice"), refusals))
     if others := report.refused_without_fp8:
-        header: tuple[str, ...] = ("instruction", "op", "source")
+        columns: tuple[str, ...] = ("instruction", "op", "source")
         rest: list[tuple[str, ...]] = [(_code(e.instruction), _cell(e.op), _code(e.source or "")) for e in others]
         if everything:
-            header = (*header, "reason", "advice")
+            columns = (*columns, "reason", "advice")
             rest = [(*row, _cell(e.reason), _cell(e.advice)) for row, e in zip(rest, others, strict=True)]
-        parts.append("### Without FP8 operands\n\n" + _table(header, rest))
+        parts.append("### Without FP8 operands\n\n" + _table(columns, rest))
     return "\n\n".join(parts) + "\n"
 
 

@@ -16,8 +16,9 @@ class Entry:
         instruction: its name in the module that was read.
         op: "convolution", "dot" or "custom-call".
         source: the user's "file.py:42", or None where the dump has no metadata.
-        reason: for a refusal, the rule and the first thing that differed, with the instruction that did.
-        advice: what would make it match.
+        reason: for a refusal, the rule and the first thing that differed, with the instruction that did; for a
+            rewritten one, why its graph ends before the chain does.
+        advice: what would make it match, or match more of it.
         graph: the serialized graph of a rewritten one.
         computation: the computation it stands in.
         is_fp8: whether an FP8 tensor feeds it: a refusal of one that is not FP8 is no loss.

@@ -74,6 +74,8 @@ def _entry(
     indent = " " * _LABEL_WIDTH
     if role == "rewritten":  # a graph is there to be copied: never wrapped
         lines = [f"{label}{head}  {paint(what, 'graph')}"]
+        if entry.reason:  # why the graph is no longer
+            lines.append(_wrapped(f"stops because: {entry.reason}", indent, width, paint, ""))
     elif width is None or _LABEL_WIDTH + len(head) + 2 + len(what) <= width:
         lines = [f"{label}{head}  {what}".rstrip()]
     else:
