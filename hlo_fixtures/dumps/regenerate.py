@@ -2,7 +2,7 @@
 
 Without names, every dump of programs/, and INDEX.md, which says what each file is. The files in the repository come
 from jaxlib 0.10.2, the oldest that xla_fp8 supports (its text is read by newer ones; the reverse need not hold), on a
-CPU. The same jaxlib gives the same text, but for compiled modules, which depend on the CPU; a proto also holds the count
+CPU. The same jaxlib gives the same text, but for compiled modules, which depend on the CPU; protos also hold the count
 of modules that the process has made so far. Texts over 32 KB are gzipped.
 """
 
