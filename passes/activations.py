@@ -1,6 +1,6 @@
-"""How activations look in HLO: as jax.nn writes them, as XLA's own matcher expects them, and as people write them by hand.
+"""How activations look in HLO: as jax.nn writes them, as XLA's own matcher expects them, as people write them by hand.
 
-Each pattern captures the activation's input as "x". `ACTIVATIONS` lists them by the opcode of their last instruction.
+Each pattern captures the activation's input as "x"; `find_activation` tries those that end in an instruction's opcode.
 """
 
 from __future__ import annotations
@@ -164,8 +164,6 @@ _SIMPLE: Mapping[str, tuple[tuple[str, m.Pattern], ...]] = MappingProxyType(
         "tanh": (("tanh", m.tanh(x)),),
     }
 )
-
-ROOT_OPCODES = frozenset(_SIMPLE)
 
 
 def find_activation(instruction: HloInstruction) -> Activation | None:

@@ -8,7 +8,7 @@ from xla_fp8.hlo import HloComputation, HloInstruction, HloModule, Window
 from xla_fp8.hlo.attributes import format_int_list
 from xla_fp8.hlo.opcodes import ELEMENTWISE_BINARY, ELEMENTWISE_UNARY
 from xla_fp8.passes.base import Pass, Refusal
-from xla_fp8.passes.convolution import CANONICAL_LABELS, dequantized_operands, unsupported_form
+from xla_fp8.passes.convolution import CANONICAL_LABELS, dequantized_operands, match_backward_filter, unsupported_form
 from xla_fp8.passes.dequantization import Dequantized, Scale
 from xla_fp8.passes.values import (
     Scalar,
@@ -27,21 +27,22 @@ class ConvCanonicalizer(Pass):
 
         %x_wide = f32[8,64,28,28] convert(%x)
         %w_wide = f32[128,64,3,3] convert(%w)
-        %conv = f32[8,128,28,28] convolution(%x_wide, %w_wide), window={size=3x3 pad=1_1x1_1}, dim_labels=bf01_oi01->bf01
+        %conv = f32[8,128,28,28] convolution(%x_wide, %w_wide), window={...}, dim_labels=bf01_oi01->bf01
         %y = f32[8,128,28,28] maximum(%conv, %zeros)
 
     After::
 
         %x_nhwc = f8e4m3fn[8,28,28,64] transpose(%x), dimensions={0,2,3,1}
         %w_ohwi = f8e4m3fn[128,3,3,64] transpose(%w), dimensions={0,2,3,1}
-        %conv = f32[8,28,28,128] convolution(%x_wide, %w_wide), window={size=3x3 pad=1_1x1_1}, dim_labels=b01f_o01i->b01f
+        %conv = f32[8,28,28,128] convolution(%x_wide, %w_wide), window={...}, dim_labels=b01f_o01i->b01f
         %max = f32[8,28,28,128] maximum(%conv, %zeros)
         %y = f32[8,128,28,28] transpose(%max), dimensions={0,3,1,2}
 
-    Operands are rebuilt as convert and scales of a transposed FP8 tensor: a quarter of the bytes to move, and transposes
-    that cancel between layers vanish. A reversed filter (the input gradient of a stride-1 convolution, or a reversed
-    window) becomes a reversal of the FP8 tensor, so the convolution is a forward one. The transpose of the result sinks
-    through the epilogue to the FP8 output. Convolutions that are not FP8, or that no graph could take, stay as they are.
+    Operands are rebuilt as convert and scales of a transposed FP8 tensor: a quarter of the bytes to move, and
+    transposes that cancel between layers vanish. A reversed filter (the input gradient of a stride-1 convolution, or a
+    reversed window) becomes a reversal of the FP8 tensor, so the convolution is a forward one. The transpose of the
+    result sinks through the epilogue to the FP8 output. Convolutions that are not FP8, filter gradients, and others that
+    no graph could take stay as they are.
     """
 
     name = "conv-canonicalizer"
@@ -54,7 +55,7 @@ class ConvCanonicalizer(Pass):
                 if convolution.parent is not computation or convolution.opcode != "convolution":
                     continue
                 operands = dequantized_operands(convolution)
-                if isinstance(operands, Refusal) or unsupported_form(convolution):
+                if isinstance(operands, Refusal) or unsupported_form(convolution) or match_backward_filter(convolution):
                     continue
                 if is_canonical(convolution, operands):
                     continue

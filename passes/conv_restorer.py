@@ -74,12 +74,12 @@ class ConvRestorer(Pass):
             attributes=attributes,
             metadata_from=call,
         )
-        name = result.name if result is not None else call.name
+        name = call.name
         computation.transfer_control_dependencies(call, convolution)
         for user in call.users:
             computation.replace(user, convolution)
         computation.remove(call)
-        computation.rename(convolution, computation.unique_name(name))
+        computation.rename(convolution, name)
         self.context.moved(convolution, *origin)
 
 

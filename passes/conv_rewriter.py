@@ -72,18 +72,19 @@ class ConvRewriter(Pass):
             before=convolution,
             attributes=attributes,
         )
-        self.context.moved(call, *origin)
         result = computation.create(
             "get-tuple-element",
             shape,
             [call],
-            name=name,
+            name=f"{name}.result",
             before=convolution,
             attributes={"index": "0", **({"sharding": s} if (s := convolution.sharding) else {})},
             metadata_from=convolution,
         )
         computation.transfer_control_dependencies(convolution, call)
         computation.replace(convolution, result)
+        computation.rename(call, name)
+        self.context.moved(call, *origin)
 
 
 def _is_plain(convolution: HloInstruction) -> bool:

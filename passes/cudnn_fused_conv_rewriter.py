@@ -42,9 +42,9 @@ class CudnnFusedConvRewriter(Pass):
             "serialized_graph":"1:[f32]conv();2:[f8e4m3fn]scale(1);"}}
         ROOT %y = f8e4m3fn[8,28,28,128] get-tuple-element(%conv), index=0
 
-    Numerically the fused convolution computes in f32 whatever the chain computed in, with the scales of input and filter
-    applied behind the convolution; docs/numbers.md says what that changes. Every FP8 convolution, rewritten or not, gets
-    an entry in the report. XLA's own pass of this name is cudnn_fused_conv_rewriter.cc.
+    Numerically the fused convolution computes in f32 whatever the chain computed in, with the scales of input and
+    filter applied behind the convolution; docs/numbers.md says what that changes. Every FP8 convolution, rewritten or
+    not, gets an entry in the report. XLA's own pass of this name is cudnn_fused_conv_rewriter.cc.
     """
 
     name = "cudnn-fused-conv-rewriter"
@@ -88,8 +88,8 @@ class CudnnFusedConvRewriter(Pass):
             kind = "input" if call.custom_call_target == BACKWARD_INPUT else "filter"
             return Refusal(
                 f"{kind}-gradient",
-                f"{self.context.described(call, 'convolution')} is the {kind} gradient of a convolution; cuDNN's FP8 graphs "
-                "have only forward convolutions, which input gradients of stride 1 are too",
+                f"{self.context.described(call, 'convolution')} is the {kind} gradient of a convolution; cuDNN's FP8 "
+                "graphs have only forward convolutions, which input gradients of stride 1 are too",
                 "keep the cotangent of this convolution in high precision",
                 call,
             )
@@ -98,7 +98,8 @@ class CudnnFusedConvRewriter(Pass):
         if call.opcode == "convolution":
             return Refusal(
                 "not-a-custom-call",
-                f"{self.context.described(call, 'convolution')} is still a plain convolution (reversed window, or conv-rewriter has not run)",
+                f"{self.context.described(call, 'convolution')} is still a plain convolution: its window is reversed, or "
+                "conv-rewriter has not run",
                 "run conv-canonicalizer and conv-rewriter first",
                 call,
             )
@@ -175,13 +176,12 @@ class CudnnFusedConvRewriter(Pass):
         ]
         fused = self._create(computation, call, plan.graph, [*inputs, *sides], output_shapes)
         self.context.record(call, "convolution", is_fp8=True, graph=plan.graph, refusal=plan.stopped)
-        origin = self.context.origin(call)
+        origin, name = self.context.origin(call), call.name
         computation.transfer_control_dependencies(call, fused)
         for index, old in enumerate((plan.output, *plan.aux)):
             self._replace_by_element(computation, fused, index, old)
         computation.remove_dead()
-        name = origin[1] if origin[1] not in computation else call.name if call.parent is None else fused.name
-        if fused.name != name and name not in computation:
+        if name not in computation:
             computation.rename(fused, name)
         self.context.moved(fused, *origin)
         return None

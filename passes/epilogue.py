@@ -1,8 +1,8 @@
 """What follows a convolution and can be computed with it: captures a graph, with an explicit worklist.
 
 Every instruction that the graph can compute becomes a `Step`. When no more can be added, the furthest step is sought
-that can be the graph's single tensor output: nothing else of what it needs may be used outside. So a fork is fused up to
-where it parts, or whole where it joins again.
+that can be the graph's single tensor output: nothing else of what it needs may be used outside. So a fork is fused up
+to where it parts, or whole where it joins again.
 """
 
 from __future__ import annotations
@@ -421,8 +421,8 @@ class EpilogueCapture:
             name = escaping[0].name
             return Refusal(
                 "cycle",
-                f"{name} is a result of the convolution and feeds an operand of {described(output.instruction)}: fusing "
-                "both would make a cycle",
+                f"{name} is a result of the convolution and feeds an operand of {described(output.instruction)}: "
+                "fusing both would make a cycle",
                 "use delayed scaling: the scale of this step computed from an amax of an earlier one",
                 output.instruction,
             )
@@ -433,8 +433,8 @@ class EpilogueCapture:
         other = described(outside) if outside is not None else "the computation's result"
         return Refusal(
             "two-endpoints",
-            f"{described(value)} is used by {other} as well as on the way to {described(output.instruction)}; a graph has "
-            "one tensor output",
+            f"{described(value)} is used by {other} as well as on the way to {described(output.instruction)}; a "
+            "graph has one tensor output",
             "let only one of them use it, or use --dialect=extended, where an FP8 output may have one copy beside it",
             value,
         )

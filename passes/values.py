@@ -1,7 +1,7 @@
 """Values as passes ask for them: the one number behind a broadcast, the vector behind a per-channel scale.
 
-JAX writes the same scale in many ways: converted before or after it is broadcast, as `f32[]`, `f32[1]` or `f32[1,1,1,1]`,
-behind a reshape. These helpers find the number; `Scalar.build` makes the instruction that holds it.
+JAX writes the same scale in many ways: converted before or after it is broadcast, as `f32[]`, `f32[1]` or
+`f32[1,1,1,1]`, behind a reshape. These helpers find the number; `Scalar.build` makes the instruction that holds it.
 """
 
 from __future__ import annotations
