@@ -1,0 +1,99 @@
+"""Reading inputs: whatever bytes come, a module or a message with a place; never another exception."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from xla_fp8 import hlo
+from xla_fp8.cli.errors import CliError
+from xla_fp8.cli.inputs import Source, load
+from xla_fp8.hlo import HloParseError
+from xla_fp8.hlo.xla_process import XlaProcess
+
+DUMPS = Path(__file__).resolve().parents[2] / "hlo_fixtures" / "dumps"
+SMALL = sorted(path for path in DUMPS.glob("*.hlo") if path.stat().st_size < 20_000)
+
+
+@pytest.fixture(scope="module")
+def xla() -> Iterator[XlaProcess]:
+    with XlaProcess() as process:
+        yield process
+
+
+@pytest.mark.parametrize(
+    ("data", "error", "message"),
+    [
+        (b"", CliError, "empty"),
+        (b" \n\n", CliError, "empty"),
+        (b"\x1f\x8bno gzip", CliError, "gzip data is broken"),
+        ("HloModule m".encode("utf-16"), CliError, "UTF-16"),
+        (b"HloModule m\nENTRY \xff", HloParseError, r"in\.hlo:2:7: error: byte 0xff is not valid UTF-8"),
+        (b"HloModule m\0", HloParseError, r"in\.hlo:1:12: error: .*NUL"),
+        (b"\x0a\x05HloMo\x00", HloParseError, "expected|NUL"),
+        (b"func.func @main() {}", HloParseError, r"in\.hlo:1:"),
+    ],
+    ids=["empty", "blank", "gzip", "utf16", "utf8", "nul", "almost-a-proto", "mlir"],
+)
+def test_bad_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, xla: XlaProcess, data: bytes, error: type, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("in.hlo").write_bytes(data)
+    with pytest.raises(error, match=message):
+        load(Source("in.hlo"), xla)
+
+
+def test_a_bad_proto(tmp_path: Path, xla: XlaProcess) -> None:
+    path = tmp_path / "in.hlo.pb"
+    path.write_bytes(b"\x0a\x03abc")
+    with pytest.raises(CliError, match="not an HLO proto"):
+        load(Source(str(path)), xla)
+
+
+@pytest.mark.parametrize(
+    ("name", "result"),
+    [("a/x.hlo.pb.gz", "x.hlo"), ("x.pb", "x.hlo"), ("x.txt.gz", "x.txt"), ("x.hlo", "x.hlo"), ("-", "stdin.hlo")],
+)
+def test_output_name(name: str, result: str) -> None:
+    assert Source(name).output_name == result
+
+
+@st.composite
+def damaged(draw: st.DrawFn) -> bytes:
+    """A real dump with a part cut, swapped with another, duplicated, or with a bit flipped."""
+    data = draw(st.sampled_from(SMALL)).read_bytes()
+    cuts = sorted(draw(st.lists(st.integers(0, len(data)), min_size=4, max_size=4)))
+    head, one, between, other, tail = (data[a:b] for a, b in zip([0, *cuts], [*cuts, len(data)], strict=True))
+    how = draw(st.sampled_from(["cut", "swap", "duplicate", "flip"]))
+    if how == "cut":
+        return head + between + other + tail
+    if how == "swap":
+        return head + other + between + one + tail
+    if how == "duplicate":
+        return head + one + one + between + other + tail
+    at = min(cuts[0], len(data) - 1)
+    return data[:at] + bytes([data[at] ^ 1 << draw(st.integers(0, 7))]) + data[at + 1 :]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(damaged())
+def test_a_damaged_dump_is_read_or_rejected_with_a_place(tmp_path: Path, xla: XlaProcess, data: bytes) -> None:
+    path = tmp_path / "damaged.hlo"
+    path.write_bytes(data)
+    try:
+        text, module = load(Source(str(path)), xla)
+    except HloParseError as error:
+        assert 1 <= error.line <= data.count(b"\n") + 1
+        assert error.column >= 1
+        assert str(error).startswith(f"{path}:{error.line}:{error.column}: error: ")
+        return
+    except CliError as error:
+        assert "empty" in str(error)  # everything was cut
+        return
+    assert hlo.to_text(module)
+    assert xla.check(text).ok
