@@ -15,7 +15,7 @@ from xla_fp8.cli.errors import CliError
 _RUN_RE = re.compile(r"^\s*(?://|;|#)\s*RUN:\s*(.*?)\s*$")
 _METADATA_RE = re.compile(r', metadata=\{(?:[^"{}]|"(?:[^"\\]|\\.)*")*\}')
 _SPECIAL_RE = re.compile(r"\{\{|\[\[")  # FileCheck reads a regular expression or a variable here
-_SUPPORTED = "`// RUN: [not] xla-fp8 ARGUMENTS [2>&1] | filecheck %s [--check-prefix=NAME]`"
+_SUPPORTED = "`// RUN: [not] xla-fp8 ARGUMENTS [2>&1] [| xla-fp8 ARGUMENTS ...] | filecheck %s [--check-prefix=NAME]`"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,13 +23,13 @@ class Run:
     """One RUN: line.
 
     Attributes:
-        arguments: of xla-fp8, before %s is put in.
+        commands: the arguments of each xla-fp8, before %s is put in; each reads what the one before prints.
         prefix: of the check lines that its output is compared with.
-        fails: whether the command must fail (`not xla-fp8 ...`).
-        merges_stderr: whether stderr is checked too (`2>&1`).
+        fails: whether the last command must fail (`not xla-fp8 ...`).
+        merges_stderr: whether its stderr is checked too (`2>&1`).
     """
 
-    arguments: tuple[str, ...]
+    commands: tuple[tuple[str, ...], ...]
     prefix: str = "CHECK"
     fails: bool = False
     merges_stderr: bool = False
@@ -64,19 +64,18 @@ def _run(command: str) -> Run:
         words = list(lexer)
     except ValueError:
         raise refused from None
-    if words.count("|") != 1:
+    *producers, checker = _split(words, "|")
+    if not producers or any(producer[:1] != ["xla-fp8"] for producer in producers[:-1]):
         raise refused
-    bar = words.index("|")
-    producer, checker = words[:bar], words[bar + 1 :]
-    merges_stderr = producer[-3:] in (["2", ">&", "1"], ["2>&1"]) or producer[-1:] == ["2>&1"]
-    if producer[-3:] == ["2", ">&", "1"]:
-        producer = producer[:-3]
-    elif producer[-1:] == ["2>&1"]:
-        producer = producer[:-1]
-    fails = producer[:1] == ["not"]
-    producer = producer[fails:]
-    if producer[:1] != ["xla-fp8"] or any(re.fullmatch(r"[|&;<>()]+", word) for word in producer):
-        raise refused
+    last = producers[-1]
+    merges_stderr = last[-3:] == ["2", ">&", "1"] or last[-1:] == ["2>&1"]
+    if merges_stderr:
+        last = last[: -1 if last[-1] == "2>&1" else -3]
+    fails = last[:1] == ["not"]
+    producers[-1] = last[fails:]
+    for producer in producers:
+        if producer[:1] != ["xla-fp8"] or any(re.fullmatch(r"[|&;<>()]+", word) for word in producer):
+            raise refused
     if not checker or checker[0].lower() != "filecheck" or "%s" not in checker:
         raise refused
     options = [word for word in checker[1:] if word != "%s"]
@@ -86,7 +85,17 @@ def _run(command: str) -> Run:
         if match is None:
             raise refused
         prefix = match[1]
-    return Run(tuple(producer[1:]), prefix, fails, merges_stderr)
+    return Run(tuple(tuple(producer[1:]) for producer in producers), prefix, fails, merges_stderr)
+
+
+def _split(words: list[str], separator: str) -> list[list[str]]:
+    parts: list[list[str]] = [[]]
+    for word in words:
+        if word == separator:
+            parts.append([])
+        else:
+            parts[-1].append(word)
+    return parts
 
 
 def updated(text: str, outputs: list[tuple[str, str]]) -> str:

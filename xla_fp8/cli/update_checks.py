@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from xla_fp8.cli.inputs import Source
 
 _EPILOG = """\
-Understood: // RUN: [not] xla-fp8 ARGUMENTS [2>&1] | filecheck %s [--check-prefix=NAME]
+Understood: // RUN: [not] xla-fp8 ARGUMENTS [2>&1] [| xla-fp8 ARGUMENTS ...] | filecheck %s [--check-prefix=NAME]
 Every check line of the prefix is replaced: a CHECK-LABEL for each computation, a CHECK-NEXT for each instruction,
 metadata left out. Read the difference before you commit it: the new lines say what happens, not what should.
 """
@@ -55,19 +55,23 @@ def _update(source: Source) -> int:
 
 
 def _output_of(run: golden_file.Run, path: str) -> str:
-    """What the command of a RUN line prints, in the environment that lit gives it (hlo_fixtures/lit.cfg.py)."""
-    arguments = [argument.replace("%s", path) for argument in run.arguments]
-    done = subprocess.run(
-        [sys.executable, "-m", "xla_fp8", *arguments],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT if run.merges_stderr else subprocess.PIPE,
-        env={**os.environ, "JAX_PLATFORMS": "cpu", "NO_COLOR": "1"},
-        encoding="utf-8",
-        check=False,
-    )
-    shown = f"xla-fp8 {' '.join(arguments)}"
-    if (done.returncode != 0) != run.fails:
-        expected = "succeeds, but the RUN line says `not`" if run.fails else "fails"
-        raise CliError(f"`{shown}` {expected} (status {done.returncode}):\n{(done.stderr or done.stdout).strip()}")
-    return done.stdout
+    """What the commands of a RUN line print, in the environment that lit gives them (hlo_fixtures/lit.cfg.py)."""
+    output = ""
+    for index, command in enumerate(run.commands):
+        is_last = index == len(run.commands) - 1
+        arguments = [argument.replace("%s", path) for argument in command]
+        done = subprocess.run(
+            [sys.executable, "-m", "xla_fp8", *arguments],
+            input=output,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT if run.merges_stderr and is_last else subprocess.PIPE,
+            env={**os.environ, "JAX_PLATFORMS": "cpu", "NO_COLOR": "1"},
+            encoding="utf-8",
+            check=False,
+        )
+        output = done.stdout
+        if (done.returncode != 0) != (run.fails and is_last):
+            shown = f"xla-fp8 {' '.join(arguments)}"
+            expected = "fails" if done.returncode else "succeeds, but the RUN line says `not`"
+            raise CliError(f"`{shown}` {expected} (status {done.returncode}):\n{(done.stderr or output).strip()}")
+    return output
