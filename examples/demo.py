@@ -1,7 +1,7 @@
 """The main job on real input: a ResNet bottleneck stage in FP8, forward and backward, from JAX to rewritten HLO.
 
-Builds the program with JAX here and now, dumps its HLO, runs `xla-fp8 opt` and `xla-fp8 explain` on the dump, shows what
-changed and why the rest did not, and asks XLA's parser and StableHLO's verifier about the result. Runs on a CPU.
+Builds the program with JAX here and now, dumps its HLO, runs `xla-fp8 opt` and `xla-fp8 explain` on the dump, shows
+what changed and why the rest did not, and asks XLA's parser and StableHLO's verifier about the result. Runs on a CPU.
 """
 
 from __future__ import annotations

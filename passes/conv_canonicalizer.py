@@ -41,8 +41,8 @@ class ConvCanonicalizer(Pass):
     Operands are rebuilt as convert and scales of a transposed FP8 tensor: a quarter of the bytes to move, and
     transposes that cancel between layers vanish. A reversed filter (the input gradient of a stride-1 convolution, or a
     reversed window) becomes a reversal of the FP8 tensor, so the convolution is a forward one. The transpose of the
-    result sinks through the epilogue to the FP8 output. Convolutions that are not FP8, filter gradients, and others that
-    no graph could take stay as they are.
+    result sinks through the epilogue to the FP8 output. Convolutions that are not FP8, filter gradients, and others
+    that no graph could take stay as they are.
     """
 
     name = "conv-canonicalizer"

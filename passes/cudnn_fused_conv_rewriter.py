@@ -98,8 +98,8 @@ class CudnnFusedConvRewriter(Pass):
         if call.opcode == "convolution":
             return Refusal(
                 "not-a-custom-call",
-                f"{self.context.described(call, 'convolution')} is still a plain convolution: its window is reversed, or "
-                "conv-rewriter has not run",
+                f"{self.context.described(call, 'convolution')} is still a plain convolution: its window is "
+                "reversed, or conv-rewriter has not run",
                 "run conv-canonicalizer and conv-rewriter first",
                 call,
             )

@@ -113,7 +113,7 @@ def find_dequantized(operand: HloInstruction, channel: int | None = None) -> Deq
 
 
 def fed_by_fp8(instruction: HloInstruction, limit: int = 200) -> bool:
-    """Whether an FP8 tensor is among what `instruction` is computed from, not looking behind other convolutions and dots.
+    """Whether an FP8 tensor is among what `instruction` is computed from, up to other convolutions and dots.
 
     This is what makes a refusal worth reporting.
     """
