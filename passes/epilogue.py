@@ -372,7 +372,7 @@ class EpilogueCapture:
         """Which amax (and copy) results to try: all of them, then none."""
         values = {step.instruction for step in needed if step.kind == "value"}
         amax = tuple(s for s in self.steps.values() if s.kind == "amax" and s.inputs[0] in values)
-        choices = [amax, ()] if amax else [()]
+        choices: list[tuple[Step, ...]] = [amax, ()] if amax else [()]
         if self.extended and output.kind == "cast":
             for base in tuple(choices):
                 if copy := self.copy_step(output, needed, base):

@@ -130,3 +130,12 @@ def test_asking_the_parser_does_not_import_jax() -> None:
     """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_gpu_compute_capability_is_none_without_a_gpu_and_a_version_with_one() -> None:
+    capability = _jax_compat.gpu_compute_capability()
+    if any(device.platform == "gpu" for device in jax.devices()):
+        assert capability is not None
+        assert capability >= (5, 0)
+    else:
+        assert capability is None

@@ -10,10 +10,14 @@ XLA's parser is C++ and aborts the process on some bad text: text from a user go
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
-from typing import Any
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from xla_fp8.errors import XlaFp8Error
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class JaxApiError(XlaFp8Error):
@@ -232,3 +236,72 @@ def lowered_hlo_text(lowered: Any) -> str:
 def compiled_hlo_text(compiled: Any) -> str:
     """The full HLO text of a `jax.stages.Compiled`, optimized by XLA; its first module if there are several."""
     return module_full_text(compiled.runtime_executable().hlo_modules()[0])
+
+
+# Running HLO.
+
+
+def compile_hlo_text(text: str, platform: str | None = None, flags: Mapping[str, bool | int | str] | None = None) -> Any:
+    """Compiles HLO text for one device and returns a `jaxlib._jax.LoadedExecutable`, for `execute`.
+
+    Layouts, aliasing and shardings of the module's parameters and results are dropped: arrays go in and come out in
+    their default layout, and an argument is never donated.
+
+    Args:
+        text: a module whose parameters are arrays.
+        platform: "cpu", "cuda", ...; JAX's default where None.
+        flags: debug options of XLA by name, e.g. `{"xla_allow_excess_precision": False}`.
+
+    Raises:
+        RuntimeError: no such platform, or the HLO has no StableHLO form, or XLA cannot compile it.
+    """
+    ir = "jaxlib.mlir.ir"
+    module = _private(ir, "Module").parse(hlo_to_stablehlo(text), _stablehlo_context())
+    for name in [attribute.name for attribute in _named_attributes(module.operation)]:
+        if name.startswith("mhlo."):
+            del module.operation.attributes[name]
+    main = _private(ir, "SymbolTable")(module.operation)["main"]
+    for name in ("arg_attrs", "res_attrs"):
+        if name in main.attributes:
+            del main.attributes[name]
+    bytecode = io.BytesIO()
+    module.operation.write_bytecode(bytecode)
+    backend = _private("jax._src.xla_bridge", "get_backend")(platform)
+    options = _private("jax._src.compiler", "get_compile_options")(
+        num_replicas=1, num_partitions=1, env_options_overrides=dict(flags or {})
+    )
+    devices = _private("jaxlib._jax", "DeviceList")(tuple(backend.local_devices()[:1]))
+    return backend.compile_and_load(bytecode.getvalue(), devices, options)
+
+
+def _named_attributes(operation: Any) -> list[Any]:
+    return [operation.attributes[position] for position in range(len(operation.attributes))]
+
+
+def execute(executable: Any, arguments: Sequence[np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
+    """Runs what `compile_hlo_text` returned and returns its results; those of nested tuples one after the other.
+
+    Raises:
+        RuntimeError: an argument has another shape or type than its parameter, or the run failed.
+    """
+    import jax
+    import numpy as np
+
+    device = executable.local_devices()[0]
+    results = executable.execute_sharded([jax.device_put(argument, device) for argument in arguments])
+    return [np.asarray(shards[0]) for shards in results.disassemble_into_single_device_arrays()]
+
+
+def gpu_compute_capability() -> tuple[int, ...] | None:
+    """Compute capability of the first NVIDIA GPU that JAX sees, e.g. (9, 0); None where it sees none.
+
+    Starts JAX's CUDA client, which takes seconds and device memory.
+    """
+    import jax
+
+    try:
+        devices = jax.devices("cuda")
+    except RuntimeError:
+        return None
+    capability = str(devices[0].compute_capability)
+    return tuple(int(part) for part in capability.split("."))
