@@ -233,6 +233,11 @@ def lowered_hlo_text(lowered: Any) -> str:
     return module_full_text(lowered.compiler_ir("hlo").get_hlo_module())
 
 
+def lowered_short_text(lowered: Any) -> str:
+    """The HLO text of a `jax.stages.Lowered` in XLA's short-parsable form: without metadata, with every constant."""
+    return module_short_text(lowered.compiler_ir("hlo").get_hlo_module())
+
+
 def compiled_hlo_text(compiled: Any) -> str:
     """The full HLO text of a `jax.stages.Compiled`, optimized by XLA; its first module if there are several."""
     return module_full_text(compiled.runtime_executable().hlo_modules()[0])
@@ -281,14 +286,17 @@ def _named_attributes(operation: Any) -> list[Any]:
 def execute(executable: Any, arguments: Sequence[np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
     """Runs what `compile_hlo_text` returned and returns its results; those of nested tuples one after the other.
 
-    Raises:
-        RuntimeError: an argument has another shape or type than its parameter, or the run failed.
+    Args:
+        executable: from `compile_hlo_text`.
+        arguments: of the parameters' own types and shapes: PJRT checks neither and would read other bytes.
     """
     import jax
     import numpy as np
 
     device = executable.local_devices()[0]
-    results = executable.execute_sharded([jax.device_put(argument, device) for argument in arguments])
+    with jax.enable_x64(True):  # else device_put makes f32 of f64
+        buffers = [jax.device_put(argument, device) for argument in arguments]
+    results = executable.execute_sharded(buffers)
     return [np.asarray(shards[0]) for shards in results.disassemble_into_single_device_arrays()]
 
 
