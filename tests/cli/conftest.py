@@ -30,7 +30,8 @@ ENTRY main {
   w = f8e4m3fn[3,3,16,32] parameter(1)
   xw = f32[1,8,8,16] convert(x)
   ww = f32[3,3,16,32] convert(w)
-  ROOT conv = f32[1,8,8,32] convolution(xw, ww), window={size=3x3 pad=1_1x1_1}, dim_labels=b01f_01io->b01f, metadata={op_name="c" source_file="model.py" source_line=42}
+  ROOT conv = f32[1,8,8,32] convolution(xw, ww), window={size=3x3 pad=1_1x1_1}, dim_labels=b01f_01io->b01f,
+    metadata={op_name="c" source_file="model.py" source_line=42}
 }
 """
 
