@@ -7,7 +7,7 @@ import dataclasses
 
 from xla_fp8.errors import XlaFp8Error
 from xla_fp8.graph import Graph
-from xla_fp8.hlo import HloError, HloInstruction, HloModule
+from xla_fp8.hlo import HloComputation, HloError, HloInstruction, HloModule
 from xla_fp8.report import Entry
 from xla_fp8.target import Target
 
@@ -43,15 +43,17 @@ class Context:
     Attributes:
         dialect: "xla" (ops that XLA's reader of the graph string knows) or "extended".
         fuel: rewrites left, None for no limit.
+        only_fp8: leave convolutions alone that no FP8 tensor feeds (the default pipeline).
         entries: what became of each convolution and dot, in the order decided.
     """
 
-    def __init__(self, dialect: str = "xla", fuel: int | None = None) -> None:
+    def __init__(self, dialect: str = "xla", fuel: int | None = None, only_fp8: bool = False) -> None:
         if dialect not in ("xla", "extended"):
             raise PassError(f"unknown dialect {dialect!r}: expected xla or extended")
         self.dialect = dialect
         self.fuel = fuel
         self.rewrites = 0
+        self.only_fp8 = only_fp8
         self.entries: list[Entry] = []
         self._origins: dict[tuple[str, str], tuple[str, str]] = {}
 
@@ -109,6 +111,25 @@ class Context:
                 rule=refusal.rule if refusal else "",
             )
         )
+
+
+def rewritable_computations(module: HloModule) -> list[HloComputation]:
+    """The computations whose instructions run one by one: the entry, and bodies of calls, loops and conditionals.
+
+    Not the insides of fusions, which are one kernel, nor what reductions and sorts apply to scalars
+    (HloModule::MakeNonfusionComputations).
+    """
+    sequential = ("call", "while", "conditional", "async-start")
+    found = {module.entry}
+    pending = [module.entry]
+    while pending:
+        for instruction in pending.pop():
+            if instruction.opcode in sequential:
+                for called in instruction.called_computations:
+                    if called not in found:
+                        found.add(called)
+                        pending.append(called)
+    return [computation for computation in module.computations if computation in found]
 
 
 def source_of(instruction: HloInstruction) -> str | None:

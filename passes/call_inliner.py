@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from xla_fp8.hlo import HloComputation, HloInstruction, HloModule
 from xla_fp8.hlo.attributes import quote
-from xla_fp8.passes.base import Context, Pass
+from xla_fp8.passes.base import Context, Pass, rewritable_computations
 from xla_fp8.target import Target
 
 MAX_INSTRUCTIONS = 2_000_000
@@ -33,7 +33,7 @@ class CallInliner(Pass):
         changed = False
         size = module.instruction_count
         # Callees come first in the text, so every body is flat by the time it is inlined.
-        for computation in module.computations:
+        for computation in rewritable_computations(module):
             for call in computation.instructions:
                 if call.opcode != "call" or not is_inlineable(call):
                     continue

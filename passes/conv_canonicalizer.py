@@ -7,7 +7,7 @@ import dataclasses
 from xla_fp8.hlo import HloComputation, HloInstruction, HloModule, Window
 from xla_fp8.hlo.attributes import format_int_list
 from xla_fp8.hlo.opcodes import ELEMENTWISE_BINARY, ELEMENTWISE_UNARY
-from xla_fp8.passes.base import Pass, Refusal
+from xla_fp8.passes.base import Pass, Refusal, rewritable_computations
 from xla_fp8.passes.convolution import CANONICAL_LABELS, dequantized_operands, match_backward_filter, unsupported_form
 from xla_fp8.passes.dequantization import Dequantized, Scale
 from xla_fp8.passes.values import (
@@ -49,7 +49,7 @@ class ConvCanonicalizer(Pass):
 
     def run(self, module: HloModule, target: Target) -> bool:
         changed = False
-        for computation in module.computations:
+        for computation in rewritable_computations(module):
             touched = False
             for convolution in computation.instructions:
                 if convolution.parent is not computation or convolution.opcode != "convolution":

@@ -6,7 +6,7 @@ import dataclasses
 
 from xla_fp8.hlo import ConvolutionDimensionNumbers, HloInstruction, HloModule, Window, WindowDimension
 from xla_fp8.hlo.attributes import format_int_list
-from xla_fp8.passes.base import Pass
+from xla_fp8.passes.base import Pass, rewritable_computations
 from xla_fp8.passes.convolution import BACKWARD_FILTER, BACKWARD_INPUT, CONVOLUTION_TARGETS, result_shape
 from xla_fp8.target import Target
 
@@ -30,7 +30,7 @@ class ConvRestorer(Pass):
 
     def run(self, module: HloModule, target: Target) -> bool:
         changed = False
-        for computation in module.computations:
+        for computation in rewritable_computations(module):
             for call in computation.instructions:
                 if call.opcode == "custom-call" and call.custom_call_target in CONVOLUTION_TARGETS and _is_ours(call):
                     self.restore(call)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from xla_fp8.hlo import HloComputation, HloInstruction, HloModule, Shape
-from xla_fp8.passes.base import Pass
+from xla_fp8.passes.base import Pass, rewritable_computations
 from xla_fp8.passes.convolution import (
     FORWARD,
     WORKSPACE,
@@ -11,6 +11,7 @@ from xla_fp8.passes.convolution import (
     match_backward_filter,
     match_backward_input,
 )
+from xla_fp8.passes.dequantization import fed_by_fp8
 from xla_fp8.target import Target
 
 
@@ -36,9 +37,11 @@ class ConvRewriter(Pass):
 
     def run(self, module: HloModule, target: Target) -> bool:
         changed = False
-        for computation in module.computations:
+        for computation in rewritable_computations(module):
             for convolution in computation.instructions:
                 if convolution.opcode != "convolution" or not _is_plain(convolution):
+                    continue
+                if self.context.only_fp8 and not any(fed_by_fp8(operand) for operand in convolution.operands):
                     continue
                 if not self.context.consume_fuel():
                     return changed

@@ -7,7 +7,7 @@ import json
 
 from xla_fp8.hlo import ConvolutionDimensionNumbers, HloInstruction, Shape, Window, WindowDimension
 from xla_fp8.passes.base import Refusal, described
-from xla_fp8.passes.dequantization import Dequantized, filter_channel, find_dequantized
+from xla_fp8.passes.dequantization import Dequantized, fed_by_fp8, filter_channel, find_dequantized
 
 FORWARD = "__cudnn$convForward"
 BACKWARD_INPUT = "__cudnn$convBackwardInput"
@@ -46,6 +46,13 @@ def dequantized_operands(convolution: HloInstruction) -> tuple[Dequantized, Dequ
         operand = find_dequantized(convolution.operand(index), channel)
         if isinstance(operand, Refusal):
             side = "input" if index == 0 else "filter"
+            if not fed_by_fp8(convolution.operand(index)):
+                return Refusal(
+                    "operand-not-fp8",
+                    f"the {side} comes from {described(operand.instruction)} and from no FP8 tensor",
+                    f"quantize the {side} too: to float8_e4m3fn or float8_e5m2, with a scale",
+                    operand.instruction,
+                )
             return dataclasses.replace(operand, reason=f"the {side}: {operand.reason}")
         found.append(operand)
     return found[0], found[1]
@@ -82,6 +89,12 @@ def unsupported_form(convolution: HloInstruction) -> Refusal | None:
     if any(d.padding_low < 0 or d.padding_high < 0 for d in convolution.window):
         return refuse("negative-padding", "has negative padding", "slice the input instead")
     result = result_shape(convolution).element_type
+    if result_shape(convolution).is_fp8:
+        return refuse(
+            "fp8-result",
+            f"accumulates in {result}: its result is FP8 with neither scale nor clamp",
+            "ask for a wide result (preferred_element_type=jnp.float32), then scale, clamp and convert",
+        )
     if result not in ("f32", "bf16", "f16"):
         return refuse(
             "wide-type",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from xla_fp8.graph import GRAPH_CALL_TARGET, Graph
 from xla_fp8.hlo import HloComputation, HloInstruction, HloModule, Shape
 from xla_fp8.hlo.attributes import quote
-from xla_fp8.passes.base import Pass, Refusal, described
+from xla_fp8.passes.base import Pass, Refusal, described, rewritable_computations
 from xla_fp8.passes.convolution import (
     BACKWARD_INPUT,
     CONVOLUTION_TARGETS,
@@ -51,7 +51,7 @@ class CudnnFusedConvRewriter(Pass):
 
     def run(self, module: HloModule, target: Target) -> bool:
         changed = False
-        for computation in module.computations:
+        for computation in rewritable_computations(module):
             order: dict[HloInstruction, int] | None = None
             touched = False
             for call in computation.instructions:

@@ -105,7 +105,7 @@ def run(
     options = options or PipelineOptions()
     names = DEFAULT_PIPELINE if passes is None else _checked(passes)
     target = Target.parse(target) if isinstance(target, str) else target or Target.default()
-    context = Context(dialect, options.fuel)
+    context = Context(dialect, options.fuel, only_fp8=passes is None and options.only_if_fp8)
     report = Report(target=str(target), has_metadata=_has_metadata(module))
     undo = None
     if passes is None and options.only_if_fp8:

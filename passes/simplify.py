@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from xla_fp8.hlo import HloInstruction, HloModule, Shape
-from xla_fp8.passes.base import Pass
+from xla_fp8.passes.base import Pass, rewritable_computations
 from xla_fp8.passes.values import broadcast_scalar, constant_of, scalar_of
 from xla_fp8.target import Target
 
@@ -34,7 +34,7 @@ class Simplify(Pass):
 
     def run(self, module: HloModule, target: Target) -> bool:
         changed = False
-        for computation in module.computations:
+        for computation in rewritable_computations(module):
             touched = False
             # Operands before users, so that one sweep sees simplified operands.
             for instruction in computation.instructions:
