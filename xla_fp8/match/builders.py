@@ -38,6 +38,8 @@ def parameter(number: int | None = None) -> Op:
     pattern = Op("parameter", ("parameter",))
     if number is None:
         return pattern
+    if not isinstance(number, int):
+        raise PatternError(f"parameter takes its number, not {number!r}")
     return pattern._require(
         str(number),
         f"parameter {number}",

@@ -37,8 +37,7 @@ def uniform_value(instruction: HloInstruction) -> Any:
     if values is None or not values.size:
         return None
     value = values.flat[0]
-    same = (values == value) | (values != values) if value != value else values == value
-    if not np.all(same):
+    if not np.all(values != values if value != value else values == value):
         return None
     with np.errstate(all="ignore"):
         for element_type in reversed(types):

@@ -68,7 +68,7 @@ class Pattern(abc.ABC):
 
     def __post_init__(self) -> None:
         # Eagerly, from the parts' own: nothing here then recurses, however deep the pattern.
-        captures = dict(self._captures_of_parts())
+        captures = dict(self.captures_of_parts())
         for _, extra in self.extra_operands:
             _add(captures, extra.captures)
         _add(captures, dict.fromkeys(self.names, 1))
@@ -84,8 +84,8 @@ class Pattern(abc.ABC):
         """The text without modifiers."""
 
     @abc.abstractmethod
-    def _captures_of_parts(self) -> Mapping[str, int]:
-        """`captures`, of the sub-patterns only."""
+    def captures_of_parts(self) -> Mapping[str, int]:
+        """`captures` without the own names and the extra operands."""
 
     def __str__(self) -> str:
         return self.text
@@ -298,7 +298,7 @@ class Op(Pattern):
     operands: tuple[Pattern, ...] | None = None
     any_order: bool = False
 
-    def _captures_of_parts(self) -> Mapping[str, int]:
+    def captures_of_parts(self) -> Mapping[str, int]:
         captures: dict[str, int] = {}
         for operand in self.operands or ():
             _add(captures, operand.captures)
@@ -318,7 +318,7 @@ class AnyOf(Pattern):
     alternatives: tuple[Pattern, ...]
     spelled: str = ""
 
-    def _captures_of_parts(self) -> Mapping[str, int]:
+    def captures_of_parts(self) -> Mapping[str, int]:
         # One alternative is bound at a time, so a name in two of them is not bound twice.
         names = {name: 0 for alternative in self.alternatives for name in alternative.captures}
         return {name: max(a.captures.get(name, 0) for a in self.alternatives) for name in names}
@@ -348,7 +348,7 @@ class Through(Pattern):
         rest = self if bare else Through(self.opcodes, self.inner, self.nearest, self.spelled)
         object.__setattr__(self, "rest", rest)
 
-    def _captures_of_parts(self) -> Mapping[str, int]:
+    def captures_of_parts(self) -> Mapping[str, int]:
         return self.inner.captures
 
     def _head(self) -> str:

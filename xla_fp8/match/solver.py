@@ -12,7 +12,7 @@ Patterns and HLO may be deep, so the search is generators that ask for sub-resul
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from xla_fp8.hlo import HloInstruction
@@ -99,9 +99,9 @@ class _Search:
 
     def steps(self, pattern: Pattern, instruction: HloInstruction) -> Steps:
         """One pattern against one instruction."""
-        # Only captures that also occur outside this pattern can matter to the outside.
-        outside = [name for name, count in self.shared.items() if 0 < pattern.captures.get(name, 0) < count]
-        outcome = yield from self._kind(pattern, instruction, first_only=not outside)
+        # The own names and the extra operands may rule out what the parts found first, and so may the surroundings.
+        first_only = not (self.shared and self._occur_outside(pattern.captures_of_parts()))
+        outcome = yield from self._kind(pattern, instruction, first_only)
         if isinstance(outcome, Failure):
             return outcome
         progress = 1
@@ -118,10 +118,15 @@ class _Search:
             outcome = _join(outcome, [dict.fromkeys(pattern.names, instruction)], instruction, progress)
             if isinstance(outcome, Failure):
                 return outcome
+        outside = self._occur_outside(pattern.captures)
         distinct: dict[tuple[HloInstruction | None, ...], Bindings] = {}
         for bindings in outcome:
             distinct.setdefault(tuple(bindings.get(name) for name in outside), bindings)
         return list(distinct.values())
+
+    def _occur_outside(self, captures: Mapping[str, int]) -> list[str]:
+        """Those of `captures` that the whole pattern binds more often: only they can matter to the surroundings."""
+        return [name for name, count in self.shared.items() if 0 < captures.get(name, 0) < count]
 
     def _kind(self, pattern: Pattern, instruction: HloInstruction, first_only: bool) -> Steps:
         """What is particular to each kind of pattern."""
