@@ -13,9 +13,15 @@ from xla_fp8.hlo.stack_frames import SourceLocation, StackFrameTables
 
 @dataclasses.dataclass(frozen=True)
 class PrintStyle:
-    """How the text was written, so that it comes back the same way: names with `%`, or as_hlo_text's short form."""
+    """How the text was written, so that it comes back the same way.
+
+    Attributes:
+        percent: XLA's long form: names with `%`, and `/*index=5*/` before every fifth operand; else its short form.
+        operand_types: operands with their shapes before them.
+    """
 
     percent: bool = True
+    operand_types: bool = False
 
 
 class HloModule:

@@ -10,6 +10,7 @@ The parser reads what XLA's parser reads; it does not reject everything that XLA
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import re
 from collections.abc import Iterator
@@ -43,16 +44,21 @@ _NESTED_BODY_RE = re.compile(rf"(?:ROOT\s+)?%?{_NAME}:?\s*=")
 # recurses too, and nobody writes more.
 _MAX_NESTING = 100
 
-# A line that ends in a comma, or is followed by one or by a comment, is not the whole instruction.
 _TEXT = r'[^()"\r\n]*+'
+# A line that ends in a comma, or is followed by one or by a comment, is not the whole instruction; one with a star may
+# have a comment that only the slow scanner understands.
 _INSTRUCTION_LINE_RE = re.compile(
     r"\s*+(ROOT )?%?"
     rf"({_NAME}) = "
     r"([a-z][a-z0-9]*+\[[^\]\n]*+\](?:\{[^{}\n]*+\})?|\([^()\n]*+(?:\([^()\n]*+\)[^()\n]*+)*+\)) "
     r"([a-z][a-z0-9\-]*+)"
     rf"\(({_TEXT}(?:\({_TEXT}\){_TEXT})*+)\)"
-    r'((?:, [^"\r\n]*+(?:"(?:[^"\\\r\n]|\\.)*+"[^"\r\n]*+)*+)?)(?<![,=\s])\r?\n(?!\s*+[,/])'
+    r"(|, [^\r\n\t*]*+)(?<![,=\s])\r?\n(?!\s*+[,/])"
 )
+# What attributes look like when every string in them ends: asked only where there is a backslash.
+_STRINGS_CLOSED_RE = re.compile(r'[^"]*+(?:"(?:[^"\\]|\\.)*+"[^"]*+)*+')
+_SIGNATURE = r"\([^()\n]*+(?:\([^()\n]*+\)[^()\n]*+)*+\)"
+_COMPUTATION_LINE_RE = re.compile(rf"(ENTRY )?%?({_NAME}) (?:{_SIGNATURE} -> ([^ {{}}\n]++|\([^{{}}\n]*\)) )?\{{\r?\n")
 
 
 def parse(text: str, filename: str | None = None) -> HloModule:
@@ -90,6 +96,7 @@ class _Parser:
         self.shapes: dict[str, Shape] = {}
         self.anonymous: dict[str, int] = {}
         self.nesting = 0
+        self.operand_types = False
         self.lone_entry: HloComputation | None = None
 
     # ---------------------------------------------------------------- module
@@ -113,6 +120,7 @@ class _Parser:
             self.skip()
         if not module.computations:
             raise self.error("the module has no computations")
+        module.style = dataclasses.replace(module.style, operand_types=self.operand_types)
         return module
 
     def header(self) -> None:
@@ -167,27 +175,29 @@ class _Parser:
 
     def computation(self) -> None:
         text, module, start = self.text, self.module, self.position
-        is_entry = _ENTRY_RE.match(text, start) is not None
-        if is_entry:
-            self.position += len("ENTRY")
-            self.skip()
+        entry_at = _ENTRY_RE.match(text, start)
+        name_at = skip_space(text, entry_at.end()) if entry_at else start
         if not module.computations and module.style.percent:
-            module.style = PrintStyle(percent=text.startswith("%", self.position))
-        name_at = self.position
-        name = self.name("a computation name")
-        self.skip()
-        has_program_shape = text.startswith("(", self.position)
-        if has_program_shape:
-            self.position = self.brackets()
-            self.expect("->")
-            self.shape()
-        self.expect("{", f"at the start of computation {name}")
+            module.style = PrintStyle(percent=text.startswith("%", name_at))
+        line = _COMPUTATION_LINE_RE.match(text, start)
+        if line and (line[3] is None or self.known_shape(line[3])):
+            name, has_program_shape, self.position = line[2], line[3] is not None, line.end()
+        else:
+            self.position = name_at
+            name = self.name("a computation name")
+            self.skip()
+            has_program_shape = text.startswith("(", self.position)
+            if has_program_shape:
+                self.position = self.brackets()
+                self.expect("->")
+                self.shape()
+            self.expect("{", f"at the start of computation {name}")
         computation = HloComputation(name, module, has_program_shape)
         self.instructions(computation)
         self.skip()
         if text.startswith(",", self.position):
             computation.trailing_attributes = self.attributes()
-        if is_entry:
+        if entry_at:
             if module.has_marked_entry:
                 raise self.error("expects only one ENTRY", start)
             module.set_entry(computation)
@@ -196,10 +206,20 @@ class _Parser:
         except HloError:
             raise self.error(f"computation {name} is already defined", name_at) from None
 
+    def known_shape(self, text: str) -> Shape | None:
+        """The shape that `text` spells, parsed once; None where it is none."""
+        shape = self.shapes.get(text)
+        if shape is None:
+            try:
+                shape = self.shapes[text] = Shape.parse(text)
+            except HloError:
+                return None
+        return shape
+
     def instructions(self, computation: HloComputation) -> None:
         """Reads instructions up to and with the closing brace."""
         text, names, shapes = self.text, computation._names, self.shapes
-        match_line, append = _INSTRUCTION_LINE_RE.match, computation._append_parsed
+        match_line, append, named = _INSTRUCTION_LINE_RE.match, computation._append_parsed, names.__getitem__
         literal_opcodes = LITERAL_OPCODES
         opcodes: dict[str, str] = {}
         position = self.position
@@ -207,28 +227,33 @@ class _Parser:
             # The hot loop of the parser. Anything unusual breaks out of it and is read again by `instruction`.
             while line := match_line(text, position):
                 root, name, shape_text, opcode, arguments, attributes = line.groups()
-                if name in names or "//" in attributes or "/*" in attributes:
+                if name in names:
+                    break
+                if attributes and (
+                    attributes.count("{") != attributes.count("}")
+                    or "//" in attributes
+                    or " =" in attributes  # the next instruction, on the same line
+                    or (
+                        not _STRINGS_CLOSED_RE.fullmatch(attributes)
+                        if "\\" in attributes
+                        else attributes.count('"') & 1
+                    )
+                ):
                     break
                 operands: tuple[HloInstruction, ...] = ()
+                payload = ""
                 if opcode in literal_opcodes:
                     payload = arguments
-                else:
-                    payload = ""
-                    if arguments:
-                        try:
-                            operands = tuple([names[o] for o in arguments.replace("%", "").split(", ")])
-                        except KeyError:
-                            resolved = self.plain_operands(arguments, names)
-                            if resolved is None:
-                                break
-                            operands = resolved
-                shape = shapes.get(shape_text)
-                if shape is None:
+                elif arguments:
                     try:
-                        shape = shapes[shape_text] = Shape.parse(shape_text)
-                    except HloError:
-                        break
-                if attributes and attributes.count("{") != attributes.count("}"):
+                        operands = tuple(map(named, arguments.replace("%", "").split(", ")))
+                    except KeyError:
+                        resolved = self.plain_operands(arguments, names)
+                        if resolved is None:
+                            break
+                        operands = resolved
+                shape = shapes.get(shape_text) or self.known_shape(shape_text)
+                if shape is None:
                     break
                 opcode = opcodes.setdefault(opcode, opcode)
                 instruction = HloInstruction(name, opcode, shape, operands, payload, attributes, computation)
@@ -251,8 +276,7 @@ class _Parser:
             self.instruction(computation)
             position = self.position
 
-    @staticmethod
-    def plain_operands(arguments: str, names: dict[str, HloInstruction]) -> tuple[HloInstruction, ...] | None:
+    def plain_operands(self, arguments: str, names: dict[str, HloInstruction]) -> tuple[HloInstruction, ...] | None:
         """Operands written with `/*index=5*/` or with their types before `%name`; None where it is neither."""
         if "/*" in arguments:
             arguments = _INDEX_COMMENT_RE.sub("", arguments)
@@ -260,6 +284,7 @@ class _Parser:
                 return None
         if _TYPED_OPERANDS_RE.search(arguments):
             found = _PERCENT_NAME_RE.findall(arguments)
+            self.operand_types = True
         else:
             found = arguments.replace("%", "").split(", ")
         try:

@@ -146,13 +146,29 @@ class Shape:
 
     @functools.cached_property
     def _text(self) -> str:
+        return self._format(with_layout=True)
+
+    @functools.cached_property
+    def text_without_layout(self) -> str:
+        """As XLA prints it in a computation's signature."""
+        return self._format(with_layout=False)
+
+    def _format(self, with_layout: bool) -> str:
         if self.is_tuple:
-            parts = [f"/*index={i}*/{s}" if i and i % 5 == 0 else str(s) for i, s in enumerate(self.tuple_shapes)]
-            return f"({', '.join(parts)})"
+            parts = [s._text if with_layout else s.text_without_layout for s in self.tuple_shapes]
+            marked = [f"/*index={i}*/{part}" if i and i % 5 == 0 else part for i, part in enumerate(parts)]
+            return f"({', '.join(marked)})"
         if self.element_type == "buffer":
-            return f"b({self.tuple_shapes[0]})"
-        sizes = ("?" if n == UNBOUNDED else f"<={n}" if d else str(n) for n, d in zip(self.dimensions, self.dynamic, strict=True))
-        return f"{self.element_type}[{','.join(sizes)}]{self.layout or ''}"
+            inner = self.tuple_shapes[0]
+            return f"b({inner._text if with_layout else inner.text_without_layout})"
+        layout = str(self.layout) if with_layout and self.layout else ""
+        if not any(self.dynamic):
+            return f"{self.element_type}[{','.join(map(str, self.dimensions))}]{layout}"
+        sizes = [
+            "?" if n == UNBOUNDED else f"<={n}" if d else str(n)
+            for n, d in zip(self.dimensions, self.dynamic, strict=True)
+        ]
+        return f"{self.element_type}[{','.join(sizes)}]{layout}"
 
 
 @functools.lru_cache(maxsize=4096)

@@ -1,7 +1,7 @@
 """The FileNames, FunctionNames, FileLocations and StackFrames tables between a dump's header and its computations.
 
-Since 2025 XLA prints where instructions come from once, in tables, and metadata holds a `stack_frame_id`. The tables are
-kept as text and read when a source line is asked for.
+Since 2025 XLA prints where instructions come from once, in tables, and metadata holds a `stack_frame_id`. The tables
+are kept as text and read when a source line is asked for.
 """
 
 from __future__ import annotations

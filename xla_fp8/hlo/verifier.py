@@ -1,4 +1,4 @@
-"""Is a module well-formed HLO? What XLA's hlo_verifier.cc asks of users, calls and shapes, as far as Python can know it.
+"""Is a module well-formed HLO? What XLA's hlo_verifier.cc asks of users, calls and shapes.
 
 jaxlib's parser accepts an add of different shapes and offers no verifier, so a pass that made a mistake would only be
 found out when XLA compiles, if at all.
@@ -17,7 +17,7 @@ from xla_fp8.hlo.shape_rules import broken_rule, shapes_agree
 
 
 def verify(module: HloModule) -> None:
-    """Checks users, order, names, roots, parameters, calls, control dependencies, layouts and the shapes of each opcode.
+    """Checks users, order, names, roots, parameters, calls, control dependencies, layouts, and shapes by opcode.
 
     Unknown opcodes pass. Linear in the number of instructions, without recursion.
 
@@ -126,13 +126,12 @@ class _Verifier:
     def calls(self, instruction: HloInstruction) -> tuple[HloComputation, ...]:
         try:
             called = instruction.called_computations
-            if called and all(i._shape is not None for i in (instruction, *instruction._operands)):
-                if wrong := broken_call_rule(instruction, called):
-                    raise self.error(instruction, "calls", wrong)
-        except HloVerifyError:
-            raise
+            shapes_known = called and all(i._shape is not None for i in (instruction, *instruction._operands))
+            wrong = broken_call_rule(instruction, called) if shapes_known else None
         except HloError as error:
-            raise self.error(instruction, "calls", str(error)) from None
+            wrong = str(error)
+        if wrong:
+            raise self.error(instruction, "calls", wrong)
         return called
 
     # ---------------------------------------------------------------- header
