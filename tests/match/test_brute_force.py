@@ -126,7 +126,7 @@ def programs(draw):
     return hlo.parse("HloModule random\nENTRY main {\n" + "\n".join(lines) + "\n}").entry
 
 
-@settings(max_examples=300)
+@settings(max_examples=max(300, settings().max_examples))
 @given(programs(), specs())
 def test_the_same_matches_as_plain_backtracking(program, spec):
     pattern = build(spec)

@@ -6,6 +6,9 @@ outcome does not depend on the surroundings. It is the list of all bindings that
 elsewhere in the whole pattern (without such captures, at most one), and the surroundings join those lists. The first
 binding of a list is the one that trying alternatives from left to right would find first.
 
+A list grows with the number of instructions that a repeated capture can stand for, to the power of how many such
+captures there are; no search avoids that in general (any-order matching with repeated variables is NP-complete).
+
 Patterns and HLO may be deep, so the search is generators that ask for sub-results, and one loop that runs them.
 """
 
