@@ -139,6 +139,31 @@ def test_verify_input_refuses_what_xla_parses(cli, tmp_path: Path) -> None:
     assert "instruction r" in done.err
 
 
+UNSOUND = """\
+HloModule m
+
+ENTRY e {
+  p = f8e4m3fn[2] parameter(0)
+  q = f8e4m3fn[3] parameter(1)
+  ROOT r = f8e4m3fn[2] add(p, q)
+}
+
+"""
+
+
+def test_a_module_that_xla_takes_but_no_pass_can_trust_passes_through(cli, tmp_path: Path) -> None:
+    path = tmp_path / "unsound.hlo"
+    path.write_text(UNSOUND)
+    for arguments in ([], ["--passes=dce"]):
+        done = cli("opt", path, *arguments)
+        assert (done.status, done.out) == (0, UNSOUND)
+        assert "warning: no pass was run" in done.err
+        assert "instruction r" in done.err
+    done = cli("explain", path)
+    assert (done.status, done.out) == (1, "")
+    assert "instruction r" in done.err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -75,9 +75,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _report(source: Source, arguments: argparse.Namespace, xla: XlaProcess) -> Report:
     from xla_fp8 import passes
-    from xla_fp8.cli import inputs
+    from xla_fp8.cli import inputs, pipeline
 
     _, module = inputs.load(source, xla, verify_with_xla=arguments.xla_verify)
+    if (problem := pipeline.why_no_pass_may_run(module, None)) is not None:
+        raise problem
     report: Report = passes.run(module, None, arguments.target, dialect=arguments.dialect)
     return report
 

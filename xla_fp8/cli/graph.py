@@ -33,7 +33,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(arguments: argparse.Namespace) -> int:
     from xla_fp8 import passes
-    from xla_fp8.cli import inputs, outputs
+    from xla_fp8.cli import inputs, outputs, pipeline
     from xla_fp8.graph.drawing import draw
     from xla_fp8.hlo.xla_process import XlaProcess
 
@@ -44,6 +44,8 @@ def run(arguments: argparse.Namespace) -> int:
         ]
     assert module is not None
     if before is None and not _has_graph(module):
+        if (problem := pipeline.why_no_pass_may_run(module, None)) is not None:
+            raise problem
         before = module.clone()
         passes.run(module, None, arguments.target, dialect=arguments.dialect)
     outputs.write(arguments.output, draw(module, arguments.format, before))

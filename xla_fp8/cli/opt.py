@@ -111,14 +111,19 @@ def _output_paths(arguments: argparse.Namespace, sources: list[Source]) -> dict[
 def _opt(source: Source, output: str, arguments: argparse.Namespace, xla: XlaProcess) -> int:
     """One input from reading to writing; returns the exit status."""
     from xla_fp8 import hlo, passes
-    from xla_fp8.cli import inputs, outputs
+    from xla_fp8.cli import inputs, outputs, pipeline
 
     text, module = inputs.load(source, xla, verify_with_xla=arguments.xla_verify)
     if arguments.verify_input:
         hlo.verify(module)
     before = _size(module)
+    names = arguments.passes
+    if (problem := pipeline.why_no_pass_may_run(module, names)) is not None:
+        warning = options.stderr_color(arguments)("warning:", "error")
+        print(f"{source.name}: {warning} no pass was run, because the module is not sound: {problem}", file=sys.stderr)
+        names = ()
     report = passes.run(
-        module, arguments.passes, arguments.target, dialect=arguments.dialect, options=_pipeline_options(arguments)
+        module, names, arguments.target, dialect=arguments.dialect, options=_pipeline_options(arguments)
     )
     result = hlo.to_text(module)
     if arguments.xla_verify:

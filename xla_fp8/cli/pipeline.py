@@ -5,11 +5,15 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from xla_fp8.cli import options
 from xla_fp8.cli.errors import EXIT_ERROR, EXIT_OK, UsageError, describe
 from xla_fp8.cli.inputs import Source
 from xla_fp8.errors import XlaFp8Error
+
+if TYPE_CHECKING:
+    from xla_fp8.hlo import HloError, HloModule
 
 
 def for_each(sources: Iterable[Source], arguments: argparse.Namespace, work: Callable[[Source], int]) -> int:
@@ -33,3 +37,24 @@ def for_each(sources: Iterable[Source], arguments: argparse.Namespace, work: Cal
             print(f"{source.name}: error: not enough memory for this module", file=sys.stderr)
             status = EXIT_ERROR
     return status
+
+
+def why_no_pass_may_run(module: HloModule, passes: Iterable[str] | None) -> HloError | None:
+    """What is wrong with a module that XLA's parser took: it takes more than is HLO, and passes cannot trust that.
+
+    Args:
+        passes: those to be run; the default pipeline where None, which looks at modules with FP8 only.
+
+    Returns:
+        None where the module is sound, or nothing would be run.
+    """
+    from xla_fp8.hlo import HloError, verify
+    from xla_fp8.passes import mentions_fp8
+
+    if not mentions_fp8(module) if passes is None else not tuple(passes):
+        return None
+    try:
+        verify(module)
+    except HloError as error:
+        return error
+    return None
