@@ -1,4 +1,4 @@
-"""Every private JAX and jaxlib API that the compiler half uses, one thin typed function around each.
+"""Every private JAX and jaxlib API that xla_fp8 uses, one thin typed function around each.
 
 Nothing is imported before it is needed, so that a process which only asks XLA's parser (`xla_fp8.hlo.xla_process`)
 pays for `jaxlib._hlo` alone. Where a new JAX has moved a name, `JaxApiError` says which one; tests/test_jax_compat.py
@@ -313,3 +313,156 @@ def gpu_compute_capability() -> tuple[int, ...] | None:
         return None
     capability = str(devices[0].compute_capability)
     return tuple(int(part) for part in capability.split("."))
+
+
+# Jaxprs. Since jax 0.12 a Jaxpr holds its constants and ClosedJaxpr is another name for it; before, a ClosedJaxpr
+# wraps a Jaxpr.
+
+
+def open_jaxpr(jaxpr: Any) -> Any:
+    """The object with `constvars`, `invars`, `eqns` and `outvars`, of a Jaxpr or a ClosedJaxpr."""
+    return getattr(jaxpr, "jaxpr", jaxpr)
+
+
+def with_equations(jaxpr: Any, equations: Sequence[Any], outvars: Sequence[Any]) -> Any:
+    """`jaxpr`, open or closed as it was, with other equations behind the same inputs."""
+    inner = open_jaxpr(jaxpr)
+    changed = inner.replace(eqns=list(equations), outvars=list(outvars))
+    return changed if inner is jaxpr else jaxpr.replace(jaxpr=changed)
+
+
+def close_equations(invars: Sequence[Any], outvars: Sequence[Any], equations: Sequence[Any], name: str) -> Any:
+    """A ClosedJaxpr without constants and effects, of equations that were taken out of another jaxpr."""
+    from jax.extend import core
+
+    debug_info = core.DebugInfo(
+        name, name, tuple(f"input{i}" for i in range(len(invars))), tuple(f"result[{i}]" for i in range(len(outvars)))
+    )
+    jaxpr = core.Jaxpr((), list(invars), list(outvars), list(equations), core.no_effects, debug_info)
+    return core.ClosedJaxpr(jaxpr, ())
+
+
+def fresh_variable(aval: Any) -> Any:
+    """A variable that no jaxpr has yet."""
+    from jax.extend import core
+
+    return core.gensym()(aval)
+
+
+def equation_source(equation: Any) -> str | None:
+    """The user's "file.py:42" for an equation; None where JAX kept no traceback."""
+    frame = _private("jax._src.source_info_util", "user_frame")(equation.source_info.traceback)
+    return f"{frame.file_name}:{frame.start_line}" if frame is not None else None
+
+
+def equation_source_info(equation: Any, *, within: Any) -> Any:
+    """The source info of an equation that is inlined where the equation `within` was: its name scopes joined."""
+    info = equation.source_info
+    return info.replace(name_stack=within.source_info.name_stack + info.name_stack)
+
+
+def has_own_context(equation: Any) -> bool:
+    """Whether an equation stands under a context that means something: `compute_on`, or XLA metadata."""
+    return equation.ctx.compute_type is not None or bool(equation.ctx.xla_metadata)
+
+
+def is_plain_jit(equation: Any) -> bool:
+    """Whether a `jit` equation is only a function call: no shardings, layouts, donation, mesh or compiler options."""
+    params = equation.params
+    unspecified = _private("jax._src.sharding_impls", "UNSPECIFIED")
+    return (
+        all(sharding is unspecified for sharding in (*params["in_shardings"], *params["out_shardings"]))
+        and all(layout is None for layout in (*params["in_layouts"], *params["out_layouts"]))
+        and not any(params["donated_invars"])
+        and not params["compiler_options_kvs"]
+        and params["ctx_mesh"].empty
+    )
+
+
+def evaluate_equations(jaxpr: Any, arguments: Sequence[Any]) -> list[Any]:
+    """Evaluates a closed jaxpr of plain equations outside the meshes and contexts in which it was traced.
+
+    `jaxpr_as_fun` enters each equation's own context, a shard_map's manual mesh among them, which makes no sense in a
+    module of its own. Source locations and name scopes are kept.
+    """
+    from jax.extend import core
+
+    user_context = _private("jax._src.source_info_util", "user_context")
+    inner = open_jaxpr(jaxpr)
+    values: dict[Any, Any] = dict(zip(inner.constvars, jaxpr.consts, strict=True))
+    values.update(zip(inner.invars, arguments, strict=True))
+
+    def read(atom: Any) -> Any:
+        return atom.val if isinstance(atom, core.Literal) else values[atom]
+
+    for equation in inner.eqns:
+        info = equation.source_info
+        with user_context(info.traceback, name_stack=info.name_stack):
+            parameters = equation.primitive.get_bind_params(equation.params)
+            results = equation.primitive.bind(*map(read, equation.invars), **parameters)
+        values.update(zip(equation.outvars, results if equation.primitive.multiple_results else [results], strict=True))
+    return [read(atom) for atom in inner.outvars]
+
+
+def jvp_of_jaxpr(jaxpr: Any, nonzeros: Sequence[bool]) -> tuple[Any, list[bool]]:
+    """The jaxpr of (primals, tangents of those inputs that `nonzeros` names) → (outputs, their nonzero tangents).
+
+    Also returns which outputs have a nonzero tangent.
+    """
+    closed, nonzeros_out = _private("jax._src.interpreters.ad", "jvp_jaxpr")(jaxpr, list(nonzeros), instantiate=False)
+    return closed, list(nonzeros_out)
+
+
+def split_jaxpr(jaxpr: Any, unknown: Sequence[bool], instantiate: Sequence[bool]) -> tuple[Any, Any, list[bool]]:
+    """Splits a jaxpr into what is known from its known inputs, and the rest.
+
+    Returns:
+        known inputs → (known outputs, residuals); (residuals, unknown inputs) → unknown outputs; which outputs are
+        unknown.
+    """
+    split = _private("jax._src.interpreters.partial_eval", "partial_eval_jaxpr_nounits")
+    known, rest, unknown_out, _ = split(jaxpr, list(unknown), list(instantiate))
+    return known, rest, list(unknown_out)
+
+
+def weakref_lru_cache(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Caches on the identity of the first argument, which is held weakly, and on the others; as JAX caches jaxprs."""
+    cached: Callable[..., Any] = _private("jax._src.util", "weakref_lru_cache")(function)
+    return cached
+
+
+def wrapped_like(function: Callable[..., Any], original: Any) -> Any:
+    """`function` in the wrapper in which custom_vjp equations hold `original`."""
+    return _private("jax._src.linear_util", "wrap_init")(function, debug_info=original.debug_info)
+
+
+# Lowering.
+
+
+def merge_stablehlo(context: Any, stablehlo: bytes, name: str) -> tuple[str, list[Any]]:
+    """Merges a StableHLO module into the one that is being lowered.
+
+    Args:
+        context: the `LoweringRuleContext`.
+        stablehlo: MLIR bytecode with a function `main`.
+        name: what to call `main`, if it is free.
+
+    Returns:
+        The name that `main` got, and the custom calls of the merged module in their order.
+    """
+    from jax.interpreters import mlir
+
+    module_context = context.module_context
+    source = mlir.ir.Module.parse(stablehlo, module_context.context)
+    calls = list(_custom_calls(source.operation))
+    merged = mlir.merge_mlir_modules(module_context.module, name, source, dst_symtab=module_context.symbol_table)
+    return str(merged), calls
+
+
+def _custom_calls(operation: Any) -> Iterator[Any]:
+    for region in operation.regions:
+        for block in region.blocks:
+            for inner in block.operations:
+                if inner.operation.name == "stablehlo.custom_call":
+                    yield inner.operation
+                yield from _custom_calls(inner.operation)

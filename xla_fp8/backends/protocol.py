@@ -1,0 +1,67 @@
+"""What a backend is: something that says which graph calls it runs, with which settings, and as which JAX function."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Hashable, Sequence
+from typing import Protocol, runtime_checkable
+
+import jax
+
+from xla_fp8.target import GraphCall, Target, Verdict
+
+
+@dataclasses.dataclass(frozen=True)
+class Yes:
+    """The backend runs it."""
+
+    ok: bool = True
+    reason: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class No:
+    """The backend does not run it; `reason` is a sentence for the report."""
+
+    reason: str
+    ok: bool = False
+
+
+Config = Hashable
+"""Settings of one way to run a call (tile sizes, an engine id); only the backend that made them reads them."""
+
+Implementation = Callable[..., tuple[jax.Array, ...]]
+"""Input, filter, side operands → the output, then the aux outputs. It is traced where the call stood."""
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """How graph custom calls run. Backends are values: hashable, and two that are equal lower a call to the same.
+
+    Attributes:
+        name: as `rewrite(..., backend=name)` says it.
+        opaque: whether what `lower` returns is a custom call or kernel that XLA's partitioner cannot look into. Such a
+            call is partitioned by its batch dimension, amax reduced across the shards.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def opaque(self) -> bool: ...
+
+    def supports(self, call: GraphCall, target: Target) -> Verdict:
+        """Whether it can run `call`. Asked while compiling: no device work."""
+        ...
+
+    def configs(self, call: GraphCall, target: Target) -> Sequence[Config]:
+        """The ways to run `call`, the one that a heuristic prefers first. Never empty where `supports` said yes."""
+        ...
+
+    def lower(self, call: GraphCall, config: Config) -> Implementation:
+        """A JAX function that computes `call`.
+
+        What it traces to must name the graph itself (as FFI attributes, say), never an id or key of this process:
+        JAX's persistent compilation cache would return it to another process.
+        """
+        ...

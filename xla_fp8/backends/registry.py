@@ -1,0 +1,107 @@
+"""The backends by name, and which one "auto" means."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+
+from xla_fp8.backends import reference
+from xla_fp8.backends.protocol import Backend, Config, Implementation, No, Yes
+from xla_fp8.errors import XlaFp8Error
+from xla_fp8.target import GraphCall, Target, Verdict
+
+
+class BackendError(XlaFp8Error):
+    """A backend that there is none of, or that cannot do what it was asked for."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ReferenceBackend:
+    """Plain JAX in f32 (`xla_fp8.backends.reference`), on any platform."""
+
+    name: str = "reference"
+    opaque: bool = False
+
+    def supports(self, call: GraphCall, target: Target) -> Verdict:
+        return Yes()
+
+    def configs(self, call: GraphCall, target: Target) -> Sequence[Config]:
+        return (None,)
+
+    def lower(self, call: GraphCall, config: Config) -> Implementation:
+        types = tuple(shape.element_type for shape in call.output_shapes)
+
+        def implementation(*operands: object) -> tuple[object, ...]:
+            return reference.run(
+                call.graph,
+                call.window,
+                call.dim_labels,
+                call.feature_group_count,
+                operands,  # type: ignore[arg-type]
+                types,
+            )
+
+        return implementation  # type: ignore[return-value]
+
+
+@dataclasses.dataclass(frozen=True)
+class XlaBackend:
+    """Leaves every chain to XLA, whose GPU compiler has a matcher of its own: nothing is rewritten."""
+
+    name: str = "xla"
+    opaque: bool = False
+
+    def supports(self, call: GraphCall, target: Target) -> Verdict:
+        return No("the backend is xla: the chain is left to XLA's own matcher")
+
+    def configs(self, call: GraphCall, target: Target) -> Sequence[Config]:
+        return ()
+
+    def lower(self, call: GraphCall, config: Config) -> Implementation:
+        raise BackendError("the xla backend runs no graph calls")
+
+
+@functools.cache
+def _reference() -> Backend:
+    return ReferenceBackend()
+
+
+@functools.cache
+def _xla() -> Backend:
+    return XlaBackend()
+
+
+BACKENDS: Mapping[str, Callable[[], Backend]] = MappingProxyType({"reference": _reference, "xla": _xla})
+"""Every backend's name → what makes it. A GPU backend imports its libraries when it is made, not before."""
+
+_AUTO: Mapping[str, tuple[str, ...]] = MappingProxyType({"cuda": ("xla",), "rocm": ("xla",), "tpu": ("xla",)})
+"""What "auto" tries on a platform, fastest first. The reference interprets in f32: right everywhere, fast nowhere, so
+on an accelerator the original chain is better than it."""
+
+
+def backends_for(choice: str | Backend, platform: str) -> tuple[Backend, ...]:
+    """The backends to ask for each call, in order, on a platform ("cpu", "cuda", ...).
+
+    Raises:
+        BackendError: an unknown name; the message lists those there are.
+    """
+    if not isinstance(choice, str):
+        return (choice,)
+    if choice == "auto":
+        return tuple(BACKENDS[name]() for name in _AUTO.get(platform, ("reference",)))
+    if choice not in BACKENDS:
+        raise BackendError(f"unknown backend {choice!r}; the backends are: auto, {', '.join(BACKENDS)}")
+    return (BACKENDS[choice](),)
+
+
+def choose(backends: Sequence[Backend], call: GraphCall, target: Target) -> Backend | No:
+    """The first backend that runs `call`, or why none does."""
+    reasons = []
+    for backend in backends:
+        verdict = backend.supports(call, target)
+        if verdict.ok:
+            return backend
+        reasons.append(verdict.reason if len(backends) == 1 else f"{backend.name}: {verdict.reason}")
+    return No("; ".join(reasons) or "there is no backend for this platform")

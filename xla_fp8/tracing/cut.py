@@ -1,0 +1,243 @@
+"""The cut: which equations of a jaxpr become regions, the only parts of a function that go through HLO text.
+
+A region holds FP8 convolutions and dots with what quantizes and follows them: back to the FP8 tensors that are read,
+forward through the epilogue. It is convex (no path leaves it and comes back), because it becomes one equation.
+Everything else stays JAX; an equation that holds jaxprs (scan, cond, while, shard_map, checkpoint, custom_vjp) has them
+cut in turn.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from xla_fp8 import _jax_compat
+from xla_fp8.tracing.equations import (
+    BODIES,
+    CONTRACTIONS,
+    DERIVATIVE_RULES,
+    Equation,
+    Jaxpr,
+    bodies,
+    is_chain,
+    is_fp8,
+    is_literal,
+    is_plain,
+    mentions_fp8,
+)
+from xla_fp8.tracing.inline import inline_calls, substituted
+
+MakeRegion = Callable[[Jaxpr, list[Any], list[Any], Equation], Equation]
+"""Makes a region's equation of its closed jaxpr, inputs and outputs, and an equation to take the source from."""
+
+
+def cut(jaxpr: Jaxpr, make_region: MakeRegion, rewrite_rule: Callable[[Equation], Equation]) -> Jaxpr:
+    """`jaxpr`, open or closed as it was, with its FP8 chains in regions; `jaxpr` itself where it has none.
+
+    Args:
+        make_region: see MakeRegion.
+        rewrite_rule: called with each custom_vjp equation, to rewrite its derivative rule.
+    """
+    if not mentions_fp8(jaxpr):
+        return jaxpr
+    inner = _jax_compat.open_jaxpr(jaxpr)
+    substitution: dict[Any, Any] = {}
+    equations = [
+        rewrite_rule(equation) if equation.primitive.name == "custom_vjp_call" else equation
+        for equation in inline_calls(inner.eqns, substitution)
+    ]
+    outvars = substituted(inner.outvars, substitution)
+    flow = _DataFlow(equations)
+    seeds = [i for i, equation in enumerate(equations) if flow.is_seed(i) and is_plain(equation)]
+    members = _members(flow, seeds)
+    equations = [
+        equation if i in members else _with_cut_bodies(equation, make_region, rewrite_rule)
+        for i, equation in enumerate(equations)
+    ]
+    groups = _convex_groups(flow, members, seeds)
+    return _jax_compat.with_equations(jaxpr, _contracted(equations, flow, groups, outvars, make_region), outvars)
+
+
+def _with_cut_bodies(
+    equation: Equation, make_region: MakeRegion, rewrite_rule: Callable[[Equation], Equation]
+) -> Equation:
+    params = dict(equation.params)
+    for name in BODIES.get(equation.primitive.name, ()):
+        value = params.get(name)
+        if isinstance(value, (tuple, list)):
+            params[name] = type(value)(cut(body, make_region, rewrite_rule) for body in value)
+        elif value is not None:
+            params[name] = cut(value, make_region, rewrite_rule)
+    return equation.replace(params=params)
+
+
+class _DataFlow:
+    """Who makes and who reads each variable of a list of equations, by index."""
+
+    def __init__(self, equations: Sequence[Equation]) -> None:
+        self.equations = equations
+        self.producer: dict[Any, int] = {v: i for i, e in enumerate(equations) for v in e.outvars}
+        self.consumers: dict[Any, list[int]] = {}
+        for i, equation in enumerate(equations):
+            for variable in dict.fromkeys(atom for atom in equation.invars if not is_literal(atom)):
+                self.consumers.setdefault(variable, []).append(i)
+        self.chain = [is_chain(equation) for equation in equations]
+        self.predecessors: list[list[int]] = [
+            sorted({self.producer[a] for a in e.invars if not is_literal(a) and a in self.producer}) for e in equations
+        ]
+        # Effects keep their order: each depends on the one before it.
+        effectful = [i for i, equation in enumerate(equations) if equation.effects]
+        for before, after in zip(effectful, effectful[1:], strict=False):
+            self.predecessors[after].append(before)
+        self.dequantized = self._dequantized()
+
+    def _dequantized(self) -> set[Any]:
+        """Variables that hold an FP8 tensor, or what a chain made of one."""
+        found: set[Any] = set()
+        for i, equation in enumerate(self.equations):
+            fed = self.chain[i] and any(self.holds_fp8(atom, found) for atom in equation.invars)
+            found.update(v for v in equation.outvars if fed or is_fp8(v.aval))
+            # A call that quantizes and dequantizes within itself ("fake quantization").
+            if self.chain[i] and any(mentions_fp8(body) for body in bodies(equation)):
+                found.update(equation.outvars)
+        return found
+
+    @staticmethod
+    def holds_fp8(atom: Any, dequantized: set[Any]) -> bool:
+        return not is_literal(atom) and (is_fp8(atom.aval) or atom in dequantized)
+
+    def is_seed(self, index: int) -> bool:
+        """Whether an equation is a convolution or dot of something that was FP8, or a call with one inside."""
+        equation = self.equations[index]
+        if equation.primitive.name in CONTRACTIONS:
+            return any(self.holds_fp8(atom, self.dequantized) for atom in equation.invars)
+        if equation.primitive.name not in DERIVATIVE_RULES:
+            return False
+        return any(_has_seed(body) for body in bodies(equation))
+
+
+def _has_seed(jaxpr: Jaxpr) -> bool:
+    flow = _DataFlow(list(inline_calls(_jax_compat.open_jaxpr(jaxpr).eqns)))
+    return any(flow.is_seed(i) for i in range(len(flow.equations)))
+
+
+def _members(flow: _DataFlow, seeds: Iterable[int]) -> set[int]:
+    """The seeds, their epilogues, and what makes the operands of both out of FP8 tensors and scalars."""
+    members: set[int] = set()
+    forward = list(seeds)
+    while forward:
+        index = forward.pop()
+        if index in members:
+            continue
+        members.add(index)
+        for variable in flow.equations[index].outvars:
+            if not is_fp8(variable.aval):  # a quantized tensor ends the epilogue; what reads it is another chain
+                forward.extend(i for i in flow.consumers.get(variable, ()) if flow.chain[i])
+    backward = list(members)
+    while backward:
+        index = backward.pop()
+        for atom in flow.equations[index].invars:
+            if is_literal(atom) or is_fp8(atom.aval) or (producer := flow.producer.get(atom)) is None:
+                continue
+            if producer not in members and flow.chain[producer] and _is_worth_taking(flow, producer, atom):
+                members.add(producer)
+                backward.append(producer)
+    return members
+
+
+def _is_worth_taking(flow: _DataFlow, producer: int, atom: Any) -> bool:
+    """Whether a matcher needs to see how an operand is made: dequantization, broadcasts, constants."""
+    equation = flow.equations[producer]
+    return (
+        atom in flow.dequantized
+        or equation.primitive.name in ("broadcast_in_dim", "reshape", "squeeze", "convert_element_type")
+        or all(is_literal(operand) for operand in equation.invars)
+    )
+
+
+def _convex_groups(flow: _DataFlow, members: set[int], seeds: Iterable[int]) -> list[list[int]]:
+    """Splits `members` into connected groups that each have a seed, with no path from a group through outside into it.
+
+    Each equation gets a level: that of its predecessors, one more where a path from a member enters the members again
+    from outside. Members of one level are never connected through outside, and levels never fall along a path.
+    """
+    level = [0] * len(flow.equations)
+    follows_member = [False] * len(flow.equations)
+    parent: dict[int, int] = {i: i for i in members}
+
+    def find(i: int) -> int:
+        while parent[i] != i:
+            parent[i] = parent[parent[i]]
+            i = parent[i]
+        return i
+
+    for i in range(len(flow.equations)):
+        for p in flow.predecessors[i]:
+            enters = i in members and p not in members and follows_member[p]
+            level[i] = max(level[i], level[p] + enters)
+            follows_member[i] |= p in members or follows_member[p]
+        for p in flow.predecessors[i]:
+            if i in members and p in members and level[i] == level[p]:
+                parent[find(i)] = find(p)
+    groups: dict[int, list[int]] = {}
+    for i in sorted(members):
+        groups.setdefault(find(i), []).append(i)
+    seeded = {find(i) for i in seeds}
+    return [group for root, group in groups.items() if root in seeded]
+
+
+def _contracted(
+    equations: Sequence[Equation],
+    flow: _DataFlow,
+    groups: Sequence[Sequence[int]],
+    outvars: Iterable[Any],
+    make_region: MakeRegion,
+) -> list[Equation]:
+    """The equations with each group as one, in an order in which everything is made before it is read."""
+    group_of = {i: number for number, group in enumerate(groups) for i in group}
+    results = {atom for atom in outvars if not is_literal(atom)}
+
+    def node(i: int) -> int:
+        """An equation's node: its own index, or the first index of its group."""
+        return groups[group_of[i]][0] if i in group_of else i
+
+    waiting: dict[int, set[int]] = {node(i): set() for i in range(len(equations))}
+    successors: dict[int, set[int]] = {n: set() for n in waiting}
+    for i, predecessors in enumerate(flow.predecessors):
+        for p in predecessors:
+            if node(p) != node(i):
+                waiting[node(i)].add(node(p))
+                successors[node(p)].add(node(i))
+    ready = [n for n, before in waiting.items() if not before]
+    heapq.heapify(ready)
+    ordered: list[Equation] = []
+    while ready:
+        n = heapq.heappop(ready)  # the first in program order, so that what need not move stays
+        if n in group_of:
+            ordered.append(_region([equations[i] for i in groups[group_of[n]]], flow, group_of, results, make_region))
+        else:
+            ordered.append(equations[n])
+        for after in successors[n]:
+            waiting[after].discard(n)
+            if not waiting[after]:
+                heapq.heappush(ready, after)
+    return ordered
+
+
+def _region(
+    group: Sequence[Equation], flow: _DataFlow, group_of: dict[int, int], results: set[Any], make_region: MakeRegion
+) -> Equation:
+    made = dict.fromkeys(variable for equation in group for variable in equation.outvars)
+    inputs = list(
+        dict.fromkeys(a for equation in group for a in equation.invars if not is_literal(a) and a not in made)
+    )
+    number = group_of[flow.producer[next(iter(made))]]
+    outputs = [
+        variable
+        for variable in made
+        if variable in results or any(group_of.get(i) != number for i in flow.consumers.get(variable, ()))
+    ]
+    closed = _jax_compat.close_equations(inputs, outputs, group, "xla_fp8_region")
+    contraction = next(e for e in group if e.primitive.name in CONTRACTIONS | DERIVATIVE_RULES)
+    return make_region(closed, inputs, outputs, contraction)

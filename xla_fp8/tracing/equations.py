@@ -1,0 +1,125 @@
+"""Which equations of a jaxpr may go through HLO text, and which of them belong to an FP8 chain."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from jax.extend import core
+
+from xla_fp8 import _jax_compat
+
+CONTRACTIONS = frozenset({"conv_general_dilated", "dot_general"})
+"""What the passes look for."""
+
+_ELEMENTWISE = frozenset(
+    "abs acos acosh add add_any and asin asinh atan atan2 atanh cbrt ceil clamp convert_element_type copy cos cosh div "
+    "eq erf erf_inv erfc exp exp2 expm1 floor ge gt integer_pow is_finite le log log1p log2 logistic lt max min mul ne "
+    "neg not or pow reduce_precision rem round rsqrt select_n sign sin sinh sqrt square sub tan tanh xor".split()
+)
+_MOVES = frozenset("broadcast_in_dim concatenate dynamic_slice expand_dims pad reshape rev slice squeeze transpose".split())
+
+CHAIN = _ELEMENTWISE | _MOVES | {"reduce_max"}
+"""What stands between quantized tensors and a contraction, and behind it."""
+
+PLAIN = CHAIN | CONTRACTIONS | frozenset(
+    "argmax argmin bitcast_convert_type cummax cummin cumprod cumsum dynamic_update_slice gather iota "
+    "reduce_and reduce_min reduce_or reduce_prod reduce_sum reduce_window_max reduce_window_min reduce_window_sum "
+    "select_and_scatter_add select_and_gather_add shift_left shift_right_arithmetic shift_right_logical split".split()
+)
+"""Equations that mean the same wherever they are lowered. Every other primitive stays with JAX: callbacks and effects
+(they crash or lose their order on the way through HLO text), shard_map, sharding constraints (they would turn Shardy
+off), custom partitioning, Pallas and FFI calls, random keys, and whatever a later JAX invents."""
+
+CALLS = frozenset({"jit", "closed_call", "core_call", "eval_jaxpr"})
+DERIVATIVE_RULES = frozenset({"custom_jvp_call", "custom_vjp_call"})
+
+BODIES: dict[str, tuple[str, ...]] = {
+    "jit": ("jaxpr",),
+    "closed_call": ("call_jaxpr",),
+    "core_call": ("call_jaxpr",),
+    "eval_jaxpr": ("call_jaxpr",),
+    "scan": ("jaxpr",),
+    "while": ("cond_jaxpr", "body_jaxpr"),
+    "cond": ("branches",),
+    "remat2": ("jaxpr",),
+    "checkpoint": ("jaxpr",),
+    "shard_map": ("jaxpr",),
+    "custom_jvp_call": ("call_jaxpr",),
+    "custom_vjp_call": ("call_jaxpr",),
+}
+"""Where an equation that stays holds jaxprs that are rewritten in turn."""
+
+Equation = Any
+Jaxpr = Any
+Variable = Any
+
+
+def is_fp8(aval: Any) -> bool:
+    """Whether a value is an FP8 tensor."""
+    return str(getattr(aval, "dtype", "")).startswith("float8")
+
+
+def bodies(equation: Equation) -> Iterator[Jaxpr]:
+    """The jaxprs inside an equation that are rewritten in turn."""
+    for name in BODIES.get(equation.primitive.name, ()):
+        value = equation.params.get(name)
+        for body in value if isinstance(value, (tuple, list)) else (value,):
+            if body is not None:
+                yield body
+
+
+def mentions_fp8(jaxpr: Jaxpr) -> bool:
+    """Whether an FP8 tensor occurs anywhere in a jaxpr: a quick look before any work."""
+    inner = _jax_compat.open_jaxpr(jaxpr)
+    return (
+        any(is_fp8(variable.aval) for variable in (*inner.constvars, *inner.invars))
+        or any(is_fp8(variable.aval) for equation in inner.eqns for variable in equation.outvars)
+        or any(mentions_fp8(body) for equation in inner.eqns for body in bodies(equation))
+    )
+
+
+def is_plain(equation: Equation) -> bool:
+    """Whether an equation may go through HLO text, with all that is in it."""
+    return _consists_of(equation, PLAIN)
+
+
+def is_chain(equation: Equation) -> bool:
+    """Whether an equation may stand in an FP8 chain: plain, and no contraction or other reduction."""
+    return _consists_of(equation, CHAIN)
+
+
+def _consists_of(equation: Equation, primitives: frozenset[str]) -> bool:
+    if equation.effects or _jax_compat.has_own_context(equation):
+        return False
+    name = equation.primitive.name
+    if name in CALLS or name in DERIVATIVE_RULES:
+        if name == "jit" and not _jax_compat.is_plain_jit(equation):
+            return False
+        return all(
+            _consists_of(inner, primitives)
+            for body in bodies(equation)
+            for inner in _jax_compat.open_jaxpr(body).eqns
+        )
+    return (
+        name in primitives
+        # An array whose sharding is part of the operation: the partitioner's business, not the matcher's.
+        and equation.params.get("sharding") is None
+        and equation.params.get("out_sharding") is None
+        and all(_is_ordinary(variable.aval) for variable in (*equation.invars, *equation.outvars))
+    )
+
+
+def _is_ordinary(aval: Any) -> bool:
+    """Whether a value is an array of static shape and of a type that HLO has (a typed random key is not)."""
+    return (
+        hasattr(aval, "shape")
+        and all(isinstance(size, int) for size in aval.shape)
+        and str(aval.dtype) not in ("float0",)
+        and hasattr(aval.dtype, "itemsize")
+        and not str(aval.dtype).startswith("key<")
+    )
+
+
+def is_literal(atom: Any) -> bool:
+    return isinstance(atom, core.Literal)

@@ -1,0 +1,100 @@
+"""How a region lowers: its rewritten module is merged into the caller's, each graph call by what its backend lowers to."""
+
+from __future__ import annotations
+
+import functools
+import os
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.extend import core
+from jax.interpreters import mlir
+
+from xla_fp8 import _jax_compat
+from xla_fp8.hlo.literal import numpy_dtype
+from xla_fp8.tracing.equations import Jaxpr
+from xla_fp8.tracing.errors import FallbackWarning, RegionError
+from xla_fp8.tracing.options import Options
+from xla_fp8.tracing.region import region_p
+from xla_fp8.tracing.rewriting import MARK, Rewritten, rewritten
+
+PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
+
+
+def _lower(platform: str, context: Any, *arguments: Any, jaxpr: Jaxpr, options: Options) -> Sequence[Any]:
+    try:
+        result = rewritten(jaxpr, options, platform, os.environ.get("XLA_FP8_DUMP_DIR"))
+    except Exception as error:  # whatever went wrong, the user's own program is there to fall back to
+        if options.strict:
+            raise
+        warnings.warn(
+            f"xla_fp8: an FP8 region runs as plain JAX, because rewriting it failed: {type(error).__name__}: {error}",
+            FallbackWarning,
+            stacklevel=2,
+        )
+        result = None
+    if result is None or not result.calls:
+        plain = mlir.lower_fun(core.jaxpr_as_fun(jaxpr), multiple_results=True)
+        return list(plain(context, *arguments))
+    return _merge(context, result, arguments)
+
+
+def _merge(context: Any, region: Rewritten, arguments: Sequence[Any]) -> Sequence[Any]:
+    name, calls = _jax_compat.merge_stablehlo(context, region.stablehlo, "xla_fp8_region")
+    for operation in calls:
+        target = mlir.ir.StringAttr(operation.attributes["call_target_name"]).value
+        if target.startswith(MARK):
+            _replace(context, region, int(target.removeprefix(MARK)), operation)
+    main = context.module_context.symbol_table[name]
+    call = mlir.ir.Operation.create(
+        "func.call",
+        results=list(mlir.ir.FunctionType(main.type).results),
+        operands=list(arguments),
+        attributes={"callee": mlir.ir.FlatSymbolRefAttr.get(name)},
+    )
+    return list(call.results)
+
+
+def _replace(context: Any, region: Rewritten, number: int, operation: Any) -> None:
+    """Puts what the backend of a marked call lowers to in its place."""
+    call, backend = region.calls[number], region.backends[number]
+    implementation = backend.lower(call, backend.configs(call, region.target)[0])
+    avals = [jax.ShapeDtypeStruct(shape.dimensions, numpy_dtype(shape.element_type)) for shape in call.operand_shapes]
+    jaxpr = jax.make_jaxpr(lambda *operands: tuple(implementation(*operands)))(*avals)
+    with mlir.ir.InsertionPoint(operation), operation.location:
+        rule = mlir.lower_fun(core.jaxpr_as_fun(jaxpr), multiple_results=True)
+        inner = context.replace(
+            primitive=None,
+            avals_in=jaxpr.in_avals,
+            avals_out=jaxpr.out_avals,
+            tokens_in=mlir.TokenSet(),
+            tokens_out=None,
+        )
+        values, _ = mlir.ir_tree_registry.flatten(rule(inner, *operation.operands))
+    results = list(operation.results)
+    if len(results) == 1 and not isinstance(results[0].type, mlir.ir.RankedTensorType):
+        _replace_tuple(results[0], values)
+    else:
+        # The last result is the workspace, which nothing reads.
+        for result, value in zip(results, values, strict=False):
+            result.replace_all_uses_with(value)
+    operation.erase()
+
+
+def _replace_tuple(result: Any, values: Sequence[Any]) -> None:
+    """Gives the elements of a tuple to those who took it apart."""
+    for use in list(result.uses):
+        element = use.owner
+        if element.name != "stablehlo.get_tuple_element":
+            raise RegionError(f"the result of a graph call goes to a {element.name} as a tuple")
+        index = mlir.ir.IntegerAttr(element.attributes["index"]).value
+        if index < len(values):
+            element.results[0].replace_all_uses_with(values[index])
+        element.operation.erase()
+
+
+for _platform in PLATFORMS:
+    # One rule for each platform, so that an export for several of them lowers a region for each.
+    mlir.register_lowering(region_p, functools.partial(_lower, _platform), platform=_platform)

@@ -1,0 +1,181 @@
+"""The primitive that stands for a region: an FP8 chain that is rewritten when it is lowered.
+
+Under a transformation it is what its jaxpr is: the rules here transform that jaxpr with JAX's own rules and cut the
+result again, so that the batched function, the tangent function and its transpose are rewritten in turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.extend import core
+from jax.interpreters import ad, batching
+
+from xla_fp8 import _jax_compat
+from xla_fp8.tracing.cut import cut
+from xla_fp8.tracing.equations import Equation, Jaxpr
+from xla_fp8.tracing.options import Options
+
+region_p = core.Primitive("xla_fp8_region")
+region_p.multiple_results = True
+
+
+def cut_jaxpr(jaxpr: Jaxpr, options: Options) -> Jaxpr:
+    """`jaxpr` with its FP8 chains in regions, open or closed as it was; itself where it has none."""
+
+    def make_region(closed: Jaxpr, inputs: list[Any], outputs: list[Any], source: Equation) -> Equation:
+        return core.new_jaxpr_eqn(
+            inputs, outputs, region_p, {"jaxpr": closed, "options": options}, core.no_effects, source.source_info, source.ctx
+        )
+
+    return cut(jaxpr, make_region, lambda equation: _with_cut_rule(equation, options))
+
+
+def evaluate(jaxpr: Jaxpr, options: Options, arguments: Sequence[Any]) -> list[Any]:
+    """Evaluates a closed jaxpr, its FP8 chains in regions."""
+    return list(core.jaxpr_as_fun(cut_closed(jaxpr, options))(*arguments))
+
+
+def cut_closed(jaxpr: Jaxpr, options: Options) -> Jaxpr:
+    """As `cut_jaxpr`, remembered for as long as `jaxpr` lives."""
+    return _cut_or_none(jaxpr, options) or jaxpr
+
+
+@_jax_compat.weakref_lru_cache
+def _cut_or_none(jaxpr: Jaxpr, options: Options) -> Jaxpr | None:
+    changed = cut_jaxpr(jaxpr, options)
+    return None if changed is jaxpr else changed  # a cached value must not hold its weak key
+
+
+@region_p.def_abstract_eval
+def _abstract_eval(*_: Any, jaxpr: Jaxpr, options: Options) -> Sequence[Any]:
+    return list(jaxpr.out_avals)
+
+
+@region_p.def_impl
+def _impl(*arguments: Any, jaxpr: Jaxpr, options: Options) -> list[Any]:
+    return list(_compiled(jaxpr, options)(*arguments))
+
+
+@_jax_compat.weakref_lru_cache
+def _compiled(jaxpr: Jaxpr, options: Options) -> Any:
+    """What runs a region outside of any jit."""
+    # The cache holds the jaxpr weakly, so its value must not hold it: keep an equal one.
+    inner = _jax_compat.open_jaxpr(jaxpr)
+    own = core.ClosedJaxpr(inner.replace(eqns=list(inner.eqns)), ())
+    return jax.jit(lambda *arguments: region_p.bind(*arguments, jaxpr=own, options=options))
+
+
+# vmap
+
+
+def _batch(arguments: Sequence[Any], dims: Sequence[Any], *, jaxpr: Jaxpr, options: Options) -> tuple[Any, Any]:
+    function = jax.vmap(core.jaxpr_as_fun(jaxpr), in_axes=tuple(dims))
+    results = evaluate(jax.make_jaxpr(function)(*arguments), options, arguments)
+    return results, [0] * len(results)
+
+
+batching.primitive_batchers[region_p] = _batch
+
+
+# Differentiation
+
+
+def _jvp(
+    primals: Sequence[Any], tangents: Sequence[Any], *, jaxpr: Jaxpr, options: Options
+) -> tuple[list[Any], list[Any]]:
+    nonzero = tuple(type(tangent) is not ad.Zero for tangent in tangents)
+    known, linear, nonzero_out = _linearized(jaxpr, nonzero)
+    results = evaluate(known, options, primals)
+    outputs, residuals = results[: len(nonzero_out)], results[len(nonzero_out) :]
+    given = [tangent for tangent, is_nonzero in zip(tangents, nonzero, strict=True) if is_nonzero]
+    moved = iter(evaluate(linear, options, [*residuals, *given]))
+    return outputs, [
+        next(moved) if is_nonzero else ad.Zero(jax.typeof(output).to_tangent_aval())
+        for output, is_nonzero in zip(outputs, nonzero_out, strict=True)
+    ]
+
+
+@_jax_compat.weakref_lru_cache
+def _linearized(jaxpr: Jaxpr, nonzero: tuple[bool, ...]) -> tuple[Jaxpr, Jaxpr, list[bool]]:
+    """A region's two halves: primals → (outputs, residuals), and (residuals, tangents) → tangents.
+
+    Apart, because what JAX stages of a linear function must be linear in its tangents alone.
+    """
+    both, nonzero_out = _jax_compat.jvp_of_jaxpr(jaxpr, nonzero)
+    unknown = [False] * len(nonzero) + [True] * sum(nonzero)
+    instantiate = [False] * len(nonzero_out) + [True] * sum(nonzero_out)
+    known, linear, unknown_out = _jax_compat.split_jaxpr(both, unknown, instantiate)
+    assert not any(unknown_out[: len(nonzero_out)]), "an output that depends on tangents"
+    return known, linear, nonzero_out
+
+
+ad.primitive_jvps[region_p] = _jvp
+
+
+def _transpose(cotangents: Sequence[Any], *arguments: Any, jaxpr: Jaxpr, options: Options) -> list[Any]:
+    linear = tuple(ad.is_undefined_primal(argument) for argument in arguments)
+    known = [argument for argument, is_linear in zip(arguments, linear, strict=True) if not is_linear]
+    given = [ad.instantiate_zeros(cotangent) for cotangent in cotangents]
+    results = iter(evaluate(_transposed(jaxpr, linear), options, [*known, *given]))
+    return [next(results) if is_linear else None for is_linear in linear]
+
+
+@_jax_compat.weakref_lru_cache
+def _transposed(jaxpr: Jaxpr, linear: tuple[bool, ...]) -> Jaxpr:
+    """(arguments that are not linear, cotangents) → cotangents of the linear arguments."""
+    function = core.jaxpr_as_fun(jaxpr)
+    avals = [aval for aval, is_linear in zip(jaxpr.in_avals, linear, strict=True) if is_linear]
+
+    def transposed(known: Sequence[Any], cotangents: Sequence[Any]) -> Any:
+        def of_linear(*values: Any) -> list[Any]:
+            one, other = iter(values), iter(known)
+            return list(function(*(next(one if is_linear else other) for is_linear in linear)))
+
+        return jax.linear_transpose(of_linear, *avals)(list(cotangents))
+
+    known_avals = [aval for aval, is_linear in zip(jaxpr.in_avals, linear, strict=True) if not is_linear]
+    return jax.make_jaxpr(transposed)(known_avals, list(jaxpr.out_avals))
+
+
+ad.primitive_transposes[region_p] = _transpose
+
+
+# custom_vjp
+
+
+def _with_cut_rule(equation: Equation, options: Options) -> Equation:
+    """A custom_vjp equation whose forward and backward functions are rewritten when somebody differentiates."""
+    params = dict(equation.params)
+    forward, backward = params["fwd_jaxpr_thunk"], params["bwd"]
+
+    def cut_forward(*nonzeros: Any) -> tuple[Any, ...]:
+        jaxpr, *rest = forward.call_wrapped(*nonzeros)
+        return (cut_jaxpr(jaxpr, options), *rest)
+
+    def cut_backward(*arguments: Any) -> Any:
+        return _evaluate_backward(backward, options, arguments)
+
+    params["fwd_jaxpr_thunk"] = _jax_compat.wrapped_like(cut_forward, forward)
+    params["bwd"] = _jax_compat.wrapped_like(cut_backward, backward)
+    return equation.replace(params=params)
+
+
+def _evaluate_backward(backward: Any, options: Options, arguments: Sequence[Any]) -> Any:
+    """The backward function of a custom_vjp, traced and cut; its result has symbolic zeros and, in jax 0.12, logs."""
+    if not all(core.valid_jaxtype(argument) for argument in arguments):  # symbolic zeros
+        return backward.call_wrapped(*arguments)
+    shape: list[Any] = []
+
+    def traced(*values: Any) -> list[Any]:
+        result = backward.call_wrapped(*values)
+        leaves, tree = jax.tree.flatten(result, is_leaf=lambda leaf: isinstance(leaf, ad.Zero))
+        shape.append((leaves, tree))
+        return [leaf for leaf in leaves if not isinstance(leaf, ad.Zero)]
+
+    jaxpr = jax.make_jaxpr(traced)(*arguments)
+    leaves, tree = shape[-1]
+    values = iter(evaluate(jaxpr, options, arguments))
+    return jax.tree.unflatten(tree, [leaf if isinstance(leaf, ad.Zero) else next(values) for leaf in leaves])

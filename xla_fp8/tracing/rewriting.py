@@ -1,0 +1,151 @@
+"""One region through the compiler half: jaxpr → HLO text → passes → StableHLO with a marked call for each graph."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from xla_fp8 import _jax_compat, hlo
+from xla_fp8.backends.protocol import Backend, No, Yes
+from xla_fp8.backends.registry import backends_for, choose
+from xla_fp8.graph.custom_call import GRAPH_CALL_TARGET, graph_of
+from xla_fp8.hlo.attributes import quote
+from xla_fp8.passes import run
+from xla_fp8.report import Report
+from xla_fp8.target import GraphCall, Target, Verdict
+from xla_fp8.tracing.errors import RegionError
+from xla_fp8.tracing.inline import flat
+from xla_fp8.tracing.options import Options
+
+MARK = "xla_fp8.call."
+"""Target of the custom calls that stand for graphs until their backend's code takes their place; a number follows.
+
+Window, dim_labels and backend_config of a custom call are lost between HLO and StableHLO: they are kept in `calls`.
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Rewritten:
+    """A region behind the passes.
+
+    Attributes:
+        report: what became of each convolution and dot.
+        calls: the graph calls in the order of their marks; none where the region stays as it was.
+        backends: which backend runs each.
+        target: what the passes assumed.
+        stablehlo: the module, as MLIR bytecode; empty without calls.
+    """
+
+    report: Report
+    calls: tuple[GraphCall, ...]
+    backends: tuple[Backend, ...]
+    target: Target
+    stablehlo: bytes
+
+
+@_jax_compat.weakref_lru_cache
+def rewritten(jaxpr: Any, options: Options, platform: str, dump_dir: str | None = None) -> Rewritten:
+    """Runs the passes on a region.
+
+    Args:
+        jaxpr: closed, of plain equations.
+        platform: what it is lowered for: "cpu", "cuda", ...
+        dump_dir: a folder for the HLO before and after; made if it is not there.
+
+    Raises:
+        XlaFp8Error: passes, parser or backend refuse; the message says what.
+    """
+    before = _hlo_text(jaxpr, platform)
+    module = hlo.parse(before)
+    backends = backends_for(options.backend, platform)
+    target = options.target or Target.default()
+    report = run(module, options.passes, _asking(target, backends), dialect="extended")
+    if dump_dir:
+        name = f"xla_fp8_region.{hashlib.sha256(before.encode()).hexdigest()[:12]}"
+        _dump(Path(dump_dir), f"{name}.before.hlo", before)
+        _dump(Path(dump_dir), f"{name}.after.hlo", hlo.to_text(module))
+    calls = _mark(module)
+    chosen = tuple(_chosen(backends, call, target) for call in calls)
+    stablehlo = _jax_compat.hlo_to_stablehlo(hlo.to_text(module)) if calls else b""
+    return Rewritten(report, calls, chosen, target, stablehlo)
+
+
+def _hlo_text(jaxpr: Any, platform: str) -> str:
+    """What JAX lowers a region to, on its own and for one device."""
+    body = flat(jaxpr)
+
+    def xla_fp8_region(*arguments: Any) -> list[Any]:
+        return _jax_compat.evaluate_equations(body, arguments)
+
+    arguments = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in jaxpr.in_avals]
+    # Whatever mesh the caller is in, the region is a module without one: XLA's partitioner sees it later, in place.
+    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+        traced = jax.jit(xla_fp8_region, keep_unused=True).trace(*arguments)
+        return _jax_compat.lowered_hlo_text(traced.lower(lowering_platforms=(platform,)))
+
+
+def _asking(target: Target, backends: Sequence[Backend]) -> Target:
+    """`target`, which asks the backends as well as its own `supports`."""
+
+    def supports(call: GraphCall) -> Verdict:
+        if target.supports is not None and not (verdict := target.supports(call)).ok:
+            return verdict
+        chosen = choose(backends, call, target)
+        return chosen if isinstance(chosen, No) else Yes()
+
+    return dataclasses.replace(target, supports=supports)
+
+
+def _chosen(backends: Sequence[Backend], call: GraphCall, target: Target) -> Backend:
+    chosen = choose(backends, call, target)
+    if isinstance(chosen, No):
+        raise RegionError(f"no backend runs the graph {call.graph}, which it was asked about before: {chosen.reason}")
+    return chosen
+
+
+def _mark(module: hlo.HloModule) -> tuple[GraphCall, ...]:
+    """Gives each graph call a target that survives on the way through StableHLO, and returns what they were."""
+    calls: list[GraphCall] = []
+    for computation in module.computations:
+        for instruction in computation:
+            if instruction.opcode != "custom-call":
+                continue
+            graph = graph_of(instruction)
+            if graph is None:
+                if instruction.custom_call_target.startswith("__cudnn$"):
+                    raise RegionError(
+                        f"{instruction.name} is a custom call of {instruction.custom_call_target} without a graph, which "
+                        f"only XLA's GPU compiler may make; the pipeline should end with conv-restorer"
+                    )
+                continue
+            assert instruction.custom_call_target == GRAPH_CALL_TARGET
+            calls.append(
+                GraphCall(
+                    graph,
+                    tuple(operand.shape for operand in instruction.operands),
+                    instruction.shape.tuple_shapes[:-1],
+                    instruction.window,
+                    instruction.dim_labels,
+                    instruction.feature_group_count,
+                )
+            )
+            for attribute in ("window", "dim_labels", "feature_group_count", "backend_config", "operand_precision"):
+                instruction.attributes.pop(attribute, None)
+            instruction.attributes["custom_call_target"] = quote(f"{MARK}{len(calls) - 1}")
+    return tuple(calls)
+
+
+def _dump(folder: Path, name: str, text: str) -> None:
+    """Writes a file that is there as a whole or not at all, whoever else writes the same one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=folder, prefix=f".{name}.")
+    with os.fdopen(handle, "w") as file:
+        file.write(text)
+    os.replace(temporary, folder / name)
