@@ -1,4 +1,4 @@
-"""Makes plain HLO of a rewritten module: each graph custom call becomes a call to what the reference backend lowers to."""
+"""Makes plain HLO of a rewritten module: graph custom calls become calls to what the reference backend lowers to."""
 
 from __future__ import annotations
 
@@ -82,7 +82,9 @@ def _lowered(call: HloInstruction, graph: Graph) -> HloModule:
         return (*outputs, jnp.zeros(workspace.dimensions, numpy_dtype(workspace.element_type)))
 
     operands = [
-        jax.ShapeDtypeStruct(operand.shape.dimensions, numpy_dtype(operand.shape.element_type))
+        jax.ShapeDtypeStruct(  # type: ignore[no-untyped-call]
+            operand.shape.dimensions, numpy_dtype(operand.shape.element_type)
+        )
         for operand in call.operands
     ]
     lowered = jax.jit(run, keep_unused=True).lower(*operands)

@@ -1,0 +1,140 @@
+"""`xla-fp8 run`: what it compares, what it prints, and with which status."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+ADD = """\
+HloModule add
+
+ENTRY main {
+  a = f32[2,3] parameter(0)
+  b = f32[] parameter(1)
+  wide = f32[2,3] broadcast(b), dimensions={}
+  ROOT r = (f32[2,3], (f32[])) tuple(sum, inner)
+}
+""".replace("  ROOT", "  sum = f32[2,3] add(a, wide)\n  inner = (f32[]) tuple(b)\n  ROOT")
+
+
+@pytest.fixture
+def add(tmp_path: Path) -> Path:
+    path = tmp_path / "add.hlo"
+    path.write_text(ADD)
+    return path
+
+
+@pytest.mark.parametrize("dialect", ["xla", "extended"])
+def test_a_rewritten_module_equals_the_original(cli, scaled_conv: Path, dialect: str) -> None:
+    done = cli("run", scaled_conv, "--target=h200", f"--dialect={dialect}", "--platform=cpu")
+    assert done.status == 0
+    assert "1 rewritten, 0 not" in done.err
+    header, line = done.out.splitlines()
+    assert header.split() == ["output", "shape", "max", "abs", "max", "rel", "ulps", "mismatches", "where"]
+    assert line.startswith("{}      f8e4m3fn[8,28,28,128]")
+    assert line.endswith("ok")
+
+
+def test_two_modules_that_differ(cli, add: Path, tmp_path: Path) -> None:
+    other = tmp_path / "subtract.hlo"
+    other.write_text(ADD.replace("add(a, wide)", "subtract(a, wide)"))
+    done = cli("run", add, other)
+    assert done.status == 1
+    lines = done.out.splitlines()
+    assert lines[1].endswith("FAIL")
+    assert lines[1].startswith("{0}     f32[2,3]")
+    assert lines[2].startswith("{1,0}   f32[] ")
+    assert lines[2].endswith("ok")
+    assert lines[3] == "1 of 2 outputs differ by more than the tolerance"
+
+
+def test_tolerance_decides(cli, add: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.hlo"
+    other.write_text(
+        ADD.replace("sum =", "c = f32[] constant(1.001)\n  cs = f32[2,3] broadcast(c), dimensions={}\n  x =").replace(
+            "  inner", "  sum = f32[2,3] multiply(x, cs)\n  inner"
+        )
+    )
+    assert cli("run", add, other).status == 1
+    assert cli("run", add, other, "--tolerance=0.01").status == 0
+    assert cli("run", add, add, "--tolerance=0").status == 0
+
+
+def test_inputs_from_a_file_decide_the_numbers(cli, add: Path, tmp_path: Path) -> None:
+    other = tmp_path / "constant.hlo"
+    other.write_text(ADD.replace("broadcast(b)", "broadcast(c)").replace("  wide", "  c = f32[] constant(2.5)\n  wide"))
+    np.savez(tmp_path / "in.npz", **{"a": np.ones((2, 3), np.float32), "1": np.float32(2.5)})
+    assert cli("run", add, other, "--inputs", tmp_path / "in.npz", "--tolerance=0").status == 0
+    assert cli("run", add, other, "--seed=3").status == 1
+
+
+def test_fp8_inputs_survive_numpy_s_file_format(cli, scaled_conv: Path, tmp_path: Path) -> None:
+    from xla_fp8 import hlo
+    from xla_fp8.backends.inputs import random_inputs, read_inputs
+
+    module = hlo.parse(scaled_conv.read_text())
+    arrays = random_inputs([parameter.shape for parameter in module.entry.parameters], seed=5)
+    np.savez(tmp_path / "in.npz", *arrays)
+    assert any(array.dtype == ml_dtypes.float8_e4m3fn for array in arrays)
+    for array, read in zip(arrays, read_inputs(tmp_path / "in.npz", module), strict=True):
+        np.testing.assert_array_equal(array, read)
+    assert cli("run", scaled_conv, "--target=h200", "--inputs", tmp_path / "in.npz").status == 0
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"a": np.ones((2, 3), np.float32)}, "no array for parameter 1: expected one named b or 1 or arr_1, found a"),
+        (
+            {"a": np.ones((3, 2), np.float32), "b": np.float32(1)},
+            "parameter 0 (%a) is f32[2,3], but its array is float32[3, 2]",
+        ),
+    ],
+)
+def test_a_file_that_does_not_fit(cli, add: Path, tmp_path: Path, arrays: dict[str, np.ndarray], message: str) -> None:
+    np.savez(tmp_path / "in.npz", **arrays)
+    done = cli("run", add, "--inputs", tmp_path / "in.npz")
+    assert done.status == 1
+    assert message in done.err
+
+
+def test_an_elided_constant_is_refused_by_name(cli, tmp_path: Path) -> None:
+    path = tmp_path / "elided.hlo"
+    path.write_text("HloModule m\n\nENTRY e {\n  big = f32[64] constant({...})\n  ROOT r = f32[64] negate(big)\n}\n")
+    done = cli("run", path)
+    assert done.status == 1
+    assert "the value of constant %big in computation e was left out" in done.err
+
+
+def test_calls_that_no_graph_took_are_refused_by_name(cli, scaled_conv: Path) -> None:
+    done = cli("run", scaled_conv, "--passes=call-inliner,conv-rewriter", "--target=h200")
+    assert done.status == 1
+    assert "__cudnn$convForward" in done.err
+    assert "conv-restorer" in done.err
+
+
+def test_modules_with_other_parameters_are_refused(cli, add: Path, plain: Path) -> None:
+    done = cli("run", add, plain)
+    assert done.status == 1
+    assert "the modules have 2 and 1 parameters" in done.err
+
+
+def test_iterations_print_a_median(cli, add: Path) -> None:
+    done = cli("run", add, "--iterations=3")
+    assert done.status == 0
+    assert "median of 3 runs" in done.out
+    assert "compares the module with itself" in done.err
+
+
+@pytest.mark.parametrize("arguments", [["--tolerance=-1"], ["--passes=dce", "{add}"], ["--seed=x"]])
+def test_wrong_usage(cli, add: Path, arguments: list[str]) -> None:
+    assert cli("run", add, *(a.format(add=add) for a in arguments)).status == 2
+
+
+def test_an_unknown_platform_is_told(cli, add: Path) -> None:
+    done = cli("run", add, "--platform=abacus")
+    assert done.status == 1
+    assert "abacus" in done.err
