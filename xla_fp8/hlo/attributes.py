@@ -62,7 +62,7 @@ def scan_attributes(
         if name in attributes:
             raise AttributeScanError(f"attribute {name!r} already exists", match.start())
         start = skip_space(text, position + 1)
-        position = end = _scan_json(text, start) if name == "backend_config" else _scan_value(text, start)
+        position = end = _scan_json(text, start) if name in _JSON_ATTRIBUTES else _scan_value(text, start)
         if end == start:
             raise AttributeScanError(f"attribute {name!r} has no value", start)
         attributes[name] = text[start:end]
@@ -112,7 +112,7 @@ def _scan_value(text: str, position: int) -> int:
 
 
 def _scan_json(text: str, position: int) -> int:
-    """The end of a backend_config: XLA takes it up to the last `}`, whatever other brackets and slashes are in it."""
+    """The end of text in braces that XLA takes up to the last `}`, whatever other brackets and slashes are in it."""
     if not text.startswith("{", position):
         return _scan_value(text, position)
     depth = 0
@@ -123,6 +123,7 @@ def _scan_json(text: str, position: int) -> int:
     raise AttributeScanError("'{' is not closed with '}'", position)
 
 
+_JSON_ATTRIBUTES = ("backend_config", "frontend_attributes")
 _JSON_PIECE_RE = re.compile(r'"(?:[^"\\]|\\.)*+"|[{}]', re.S)
 _BRACKET_RE = re.compile(r"[{}()\[\]\"/]")
 

@@ -28,13 +28,13 @@ class HloModule:
     """A module, in the order of its text.
 
     Attributes:
-        name: after `HloModule`; None for text that is computations only.
+        name: after `HloModule`; XLA's choice (`module_main`, `_`) for text without a header.
         attributes: of the header (entry_computation_layout, input_output_alias, ...), as text.
         tables: FileNames, FunctionNames, FileLocations, StackFrames of new dumps.
         filename: where the text came from, for messages.
     """
 
-    def __init__(self, name: str | None, filename: str | None = None) -> None:
+    def __init__(self, name: str, filename: str | None = None) -> None:
         self.name = name
         self.filename = filename
         self.attributes = AttributeMap()

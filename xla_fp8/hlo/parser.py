@@ -21,7 +21,7 @@ from xla_fp8.hlo.errors import HloError, HloParseError
 from xla_fp8.hlo.instruction import HloInstruction
 from xla_fp8.hlo.module import HloModule, PrintStyle
 from xla_fp8.hlo.opcodes import COMPUTATION_ATTRIBUTES, LITERAL_OPCODES
-from xla_fp8.hlo.shape import Shape, scan_shape, skip_space
+from xla_fp8.hlo.shape import SPACE, Shape, scan_shape, skip_space
 from xla_fp8.hlo.shape_inference import infer_shape
 from xla_fp8.hlo.stack_frames import SECTIONS, StackFrameTables
 
@@ -33,7 +33,11 @@ _SHAPE_START_RE = re.compile(r"\(|b\(|[a-z][a-z0-9_]*+\s*\[")
 _INDEX_COMMENT_RE = re.compile(r"/\*index=\d+\*/")
 _TYPED_OPERANDS_RE = re.compile(r"[\]})]\s+%")
 _PERCENT_NAME_RE = re.compile(rf"%({_NAME})")
-_SECTION_RE = re.compile(rf"({'|'.join(SECTIONS)})\s*\n((?:[ \t]*\d+[ \t][^\n]*\n?)*)")
+# A table: numbers, each with a string or a record in braces behind it. XLA forgives a number without.
+_SECTION_RE = re.compile(
+    rf"({'|'.join(SECTIONS)})(?![\w.\-])((?:{SPACE}-?[0-9]++(?:{SPACE}(?:\"(?:[^\"\\]|\\.)*+\"|\{{[^{{}}\"]*+\}}))?)*+)",
+    re.S,
+)
 _ROOT_RE = re.compile(r"ROOT(?![\w.\-])")
 _ENTRY_RE = re.compile(r"ENTRY(?![\w.\-])")
 _HEADER_RE = re.compile(r"HloModule(?![\w.\-])")
@@ -92,7 +96,7 @@ class _Parser:
         self.text = text
         self.filename = filename
         self.position = 0
-        self.module = HloModule(None, filename)
+        self.module = HloModule("", filename)
         self.shapes: dict[str, Shape] = {}
         self.anonymous: dict[str, int] = {}
         self.nesting = 0
@@ -120,6 +124,8 @@ class _Parser:
             self.skip()
         if not module.computations:
             raise self.error("the module has no computations")
+        # XLA's name for text without a header.
+        module.name = module.name or f"module_{module.entry.name}"
         module.style = dataclasses.replace(module.style, operand_types=self.operand_types)
         return module
 
@@ -131,7 +137,7 @@ class _Parser:
         sections: list[tuple[str, str]] = []
         self.skip()
         while match := _SECTION_RE.match(self.text, self.position):
-            sections.append((match[1], match[2].rstrip("\n")))
+            sections.append((match[1], match[2].strip()))
             self.position = match.end()
             self.skip()
         module.tables = StackFrameTables(tuple(sections))
@@ -244,6 +250,8 @@ class _Parser:
                 payload = ""
                 if opcode in literal_opcodes:
                     payload = arguments
+                    if opcode == "parameter" and not payload.isdecimal():
+                        break
                 elif arguments:
                     try:
                         operands = tuple(map(named, arguments.replace("%", "").split(", ")))
@@ -283,7 +291,10 @@ class _Parser:
             if "/*" in arguments:
                 return None
         if _TYPED_OPERANDS_RE.search(arguments):
-            found = _PERCENT_NAME_RE.findall(arguments)
+            *pieces, rest = _PERCENT_NAME_RE.split(", " + arguments)
+            types, found = pieces[::2], pieces[1::2]
+            if rest or not all(t.startswith(", ") and t.endswith(" ") and self.known_shape(t[2:-1]) for t in types):
+                return None
             self.operand_types = True
         else:
             found = arguments.replace("%", "").split(", ")
@@ -359,15 +370,19 @@ class _Parser:
         operands: list[HloInstruction] = []
         self.position += 1
         self.skip()
+        first = True
         while not self.text.startswith(")", self.position):
-            if operands:
+            if not first:
                 self.expect(",", "between operands")
-            operands.append(self.operand(computation, make_parameters))
+            first = False
+            operand = self.operand(computation, make_parameters)
+            if operand is not None:
+                operands.append(operand)
             self.skip()
         self.position += 1
         return operands
 
-    def operand(self, computation: HloComputation, make_parameters: bool) -> HloInstruction:
+    def operand(self, computation: HloComputation, make_parameters: bool) -> HloInstruction | None:
         self.skip()
         start = self.position
         shape = self.shape() if _SHAPE_START_RE.match(self.text, start) else None
@@ -386,6 +401,8 @@ class _Parser:
                 return found
         elif make_parameters and shape is not None:
             return self.missing_parameter(computation, "", shape)
+        if match is None and self.text[self.position : self.position + 1] in (",", ")"):
+            return None  # XLA's parser goes on where nothing stands between two commas
         if match is None or match[2] is None:
             raise self.error("expects an operand: a name, or a nested instruction")
         self.position = start

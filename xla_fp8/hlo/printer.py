@@ -14,13 +14,8 @@ def to_text(module: HloModule) -> str:
 
     Every attribute is printed as it was read; names have `%`, and operands their types, where the input's had.
     """
-    pieces: list[str] = []
-    if module.name is not None:
-        pieces.append(f"HloModule {module.name}")
-        if module.attributes:
-            pieces.append(f", {module.attributes}")
-        pieces.append("\n\n")
-        pieces.append(_tables_text(module.tables))
+    attributes = f", {module.attributes}" if module.attributes else ""
+    pieces = [f"HloModule {module.name}{attributes}\n\n", _tables_text(module.tables)]
     entry = module.entry if module.has_marked_entry else None
     for computation in module.computations:
         _print_computation(computation, computation is entry, module.style, pieces)
@@ -83,7 +78,7 @@ def _operand_text(instruction: HloInstruction, style: PrintStyle) -> str:
 
 
 def _program_shape(computation: HloComputation) -> str:
-    if not computation.has_program_shape:
+    if not (computation.has_program_shape and computation.root.has_shape):
         return ""
     parameters = [f"{p.name}: {p.shape.text_without_layout}" for p in computation.parameters]
     return f"({', '.join(parameters)}) -> {computation.root.shape.text_without_layout} "

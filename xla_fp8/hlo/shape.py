@@ -176,11 +176,11 @@ def _without_layout(shape: Shape) -> Shape:
     return dataclasses.replace(shape, layout=None, tuple_shapes=tuple(_without_layout(s) for s in shape.tuple_shapes))
 
 
-_SPACE = r"(?:\s|/\*.*?\*/|//[^\n]*)*+"
-_SPACE_RE = re.compile(_SPACE, re.S)
-_ARRAY_RE = re.compile(rf"([a-z][a-z0-9_]*+){_SPACE}\[([^\]]*)\]", re.S)
+SPACE = r"(?:\s|/\*.*?\*/|//[^\n]*)*+"
+_SPACE_RE = re.compile(SPACE, re.S)
+_ARRAY_RE = re.compile(rf"([a-z][a-z0-9_]*+){SPACE}\[([^\]]*)\]", re.S)
 # A `{` after a shape opens a layout only when a number or a colon follows; else it opens a computation's body.
-_LAYOUT_RE = re.compile(rf"{_SPACE}\{{{_SPACE}(?=[0-9:])", re.S)
+_LAYOUT_RE = re.compile(rf"{SPACE}\{{{SPACE}(?=[0-9:])", re.S)
 _SIZE_RE = re.compile(r"\s*(\?|(<=)?\s*([0-9]{1,19}))\s*\Z")
 _MAX_NESTING = 100
 

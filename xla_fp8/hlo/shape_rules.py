@@ -36,6 +36,8 @@ def broken_rule(instruction: HloInstruction) -> str | None:
         return str(error)
     except IndexError:
         return f"{instruction.opcode} has {len(instruction.operands)} operands, too few"
+    except ValueError as error:
+        return f"an attribute is not what {instruction.opcode} needs: {error}"
 
 
 # ---------------------------------------------------------------- comparing

@@ -14,9 +14,9 @@ from xla_fp8.hlo.attributes import unquote
 
 SECTIONS = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
 
-_NAME_LINE_RE = re.compile(r'^\s*(\d+)\s+("(?:[^"\\]|\\.)*+")\s*$', re.M)
-_RECORD_LINE_RE = re.compile(r"^\s*(\d+)\s+\{([^}]*)\}\s*$", re.M)
-_FIELD_RE = re.compile(r"(\w+)=(\d+)")
+_NAME_RE = re.compile(r'([0-9]{1,18})\s+("(?:[^"\\]|\\.)*+")', re.S)
+_RECORD_RE = re.compile(r"([0-9]{1,18})\s+\{([^}]*)\}")
+_FIELD_RE = re.compile(r"(\w+)=([0-9]{1,18})")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -69,11 +69,11 @@ class StackFrameTables:
 
     @functools.cached_property
     def _files(self) -> dict[int, str]:
-        return {int(m[1]): unquote(m[2]) for m in _NAME_LINE_RE.finditer(self._text("FileNames"))}
+        return {int(m[1]): unquote(m[2]) for m in _NAME_RE.finditer(self._text("FileNames"))}
 
     @functools.cached_property
     def _functions(self) -> dict[int, str]:
-        return {int(m[1]): unquote(m[2]) for m in _NAME_LINE_RE.finditer(self._text("FunctionNames"))}
+        return {int(m[1]): unquote(m[2]) for m in _NAME_RE.finditer(self._text("FunctionNames"))}
 
     @functools.cached_property
     def _locations(self) -> dict[int, dict[str, int]]:
@@ -86,5 +86,5 @@ class StackFrameTables:
     def _records(self, section: str) -> dict[int, dict[str, int]]:
         return {
             int(m[1]): {name: int(value) for name, value in _FIELD_RE.findall(m[2])}
-            for m in _RECORD_LINE_RE.finditer(self._text(section))
+            for m in _RECORD_RE.finditer(self._text(section))
         }

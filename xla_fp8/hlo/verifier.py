@@ -57,9 +57,14 @@ class _Verifier:
         for instruction in computation:
             if computation._names.get(instruction.name) is not instruction or instruction.parent is not computation:
                 raise self.error(instruction, "names", "the computation knows another instruction by this name")
-            self.operands(instruction, defined)
-            self.shape(instruction)
-            called += self.calls(instruction)
+            try:
+                self.operands(instruction, defined)
+                self.shape(instruction)
+                called += self.calls(instruction)
+            except HloVerifyError:
+                raise
+            except HloError as error:
+                raise self.error(instruction, "attributes", str(error)) from None
             edges += len(instruction._users)
             defined.add(instruction)
         if len(computation._names) != len(defined):
