@@ -246,7 +246,9 @@ def compiled_hlo_text(compiled: Any) -> str:
 # Running HLO.
 
 
-def compile_hlo_text(text: str, platform: str | None = None, flags: Mapping[str, bool | int | str] | None = None) -> Any:
+def compile_hlo_text(
+    text: str, platform: str | None = None, flags: Mapping[str, bool | int | str] | None = None
+) -> Any:
     """Compiles HLO text for one device and returns a `jaxlib._jax.LoadedExecutable`, for `execute`.
 
     Layouts, aliasing and shardings of the module's parameters and results are dropped: arrays go in and come out in
