@@ -1,18 +1,40 @@
-"""The documentation: every relative link and anchor leads somewhere, and every Python block compiles."""
+"""The documentation: links lead somewhere, code blocks run and print what the pages show, tables match the source."""
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import itertools
 import re
+import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from urllib.parse import unquote
 
 import pytest
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
+from xla_fp8.graph import OPS
+
 ROOT = Path(__file__).resolve().parents[1]
+
+
+def load(path: Path) -> ModuleType:
+    """A script of the repository as a module."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+run_pages = load(ROOT / "docs" / "run_pages.py")
+make_diagrams = load(ROOT / "docs" / "make_diagrams.py")
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 
 
@@ -58,12 +80,121 @@ def test_links(page: Path) -> None:
     assert broken_links(page) == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=page_name)
-def test_python_blocks_compile(page: Path) -> None:
-    for token in tokens(page):
-        if token.type == "fence" and token.info.split()[:1] == ["python"]:
-            first_line = (token.map or [0])[0] + 1  # a SyntaxError then names the line of the page
-            compile("\n" * first_line + token.content, str(page), "exec")
+PAGES_WITH_BLOCKS = [page for page in PAGES if run_pages.blocks(page.read_text())]
+
+
+@pytest.mark.parametrize("page", PAGES_WITH_BLOCKS, ids=page_name)
+def test_blocks_run_and_print_what_the_page_shows(page: Path) -> None:
+    with tempfile.TemporaryDirectory() as scratch:  # a short path: pytest's own would fill the lines of a report
+        outputs = list(run_pages.run_page(page, Path(scratch)))
+    differences = [run_pages.difference(page, output) for output in outputs if not output.agrees]
+    assert not differences, "\n\n".join(
+        [*differences, f"python docs/run_pages.py --update {page_name(page)} puts the real output in; read it first"]
+    )
+
+
+def test_make_targets_are_there() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for page in PAGES:
+        for target in re.findall(r"\bmake ([a-z][\w-]*)(?=[`\s])", code_of(page)):
+            assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"{page_name(page)}: there is no make {target}"
+
+
+def code_of(page: Path) -> str:
+    """The fenced blocks and code spans of a page."""
+    return "\n".join(f"{t.content} " for t in tokens(page) if t.type in ("fence", "code_inline"))
+
+
+def table(page: Path, heading: str) -> list[list[str]]:
+    """The body rows of the first table behind a heading, each cell as Markdown text."""
+    _, found, rest = page.read_text().partition(f"# {heading}\n")
+    assert found, f"{page_name(page)} has no heading {heading!r}"
+    match = re.search(r"(?:^\|.*\n)+", rest, re.MULTILINE)
+    assert match, f"no table behind {heading!r}"
+    return [
+        [cell.strip().replace(r"\|", "|") for cell in re.split(r"(?<!\\)\|", row)[1:-1]]
+        for row in match[0].splitlines()[2:]
+    ]
+
+
+def test_the_table_of_graph_ops_is_that_of_the_source() -> None:
+    rows = table(ROOT / "docs" / "graph-string.md", "The ops")
+    assert rows == [run_pages.op_row(spec) for spec in OPS.values()]
+
+
+@pytest.mark.parametrize("name", make_diagrams.FILES)
+def test_diagrams_are_drawn_from_the_source(name: str) -> None:
+    drawn = make_diagrams.FILES[name]()
+    assert (make_diagrams.DIAGRAMS / name).read_text() == drawn, "run: python docs/make_diagrams.py"
+
+
+def test_every_rule_of_a_refusal_has_its_row() -> None:
+    documented = {row[0].strip("`") for row in table(ROOT / "docs" / "report.md", "The rules")}
+    assert documented == rules_in_source()
+
+
+def rules_in_source() -> set[str]:
+    """The first arguments of `Refusal(...)` and of the functions that make one, in passes/."""
+    makers = {"Refusal", "_refusal", "refuse", "stop"}
+    rules: set[str] = set()
+    for file in sorted((ROOT / "passes").glob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if not isinstance(node, ast.Call) or not node.args:
+                continue
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if name in makers:
+                rules |= _texts(node.args[0])
+    return rules
+
+
+def _texts(argument: ast.expr) -> set[str]:
+    """The rule names that an argument can be; variables are filled in where the name is made."""
+    if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
+        return {argument.value}
+    if isinstance(argument, ast.JoinedStr):  # f"{kind}-gradient"
+        assert ast.unparse(argument) == "f'{kind}-gradient'", f"say here what {ast.unparse(argument)} can be"
+        return {"input-gradient", "filter-gradient"}
+    return set()
+
+
+@pytest.mark.parametrize(
+    ("shown", "real", "agrees"),
+    [
+        ("a b", "a  b\n", True),
+        ("a ... d", "a b\nc d", True),
+        ("...\nc", "a\nb\nc\n", True),
+        ("a", "a b", False),
+        ("?", "a", False),
+    ],
+)
+def test_matches(shown: str, real: str, agrees: bool) -> None:
+    assert run_pages.matches(shown, real) is agrees
+
+
+def test_a_page_that_lies_is_found_and_updated(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "```python\nx = 1\nprint(x + 1)\n```\n\n```text output\n3\n```\n\n"
+        "```console\n$ xla-fp8 passes --no-such-option  # exits with 2\n$ echo two words\none\n```\n"
+    )
+    outputs = list(run_pages.run_page(page, tmp_path))
+    assert [(o.line, o.shown, o.real) for o in outputs] == [(7, "3\n", "2\n"), (12, "one\n", "two words\n")]
+    page.write_text(run_pages.updated(page.read_text(), outputs))
+    assert all(output.agrees for output in run_pages.run_page(page, tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("```python\n\nraise ValueError('no')\n```\n", "page.md:2: ValueError: no"),
+        ("```console\n$ xla-fp8 opt nowhere.hlo\n```\n", "page.md:2: `xla-fp8 opt nowhere.hlo` ends with 1, not 0"),
+    ],
+)
+def test_a_block_that_fails_is_found(text: str, message: str, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(text)
+    with pytest.raises(run_pages.PageError, match=re.escape(message)):
+        list(run_pages.run_page(page, tmp_path))
 
 
 def test_a_broken_link_is_found(tmp_path: Path) -> None:
