@@ -21,7 +21,7 @@ from xla_fp8.hlo.errors import HloError, HloParseError
 from xla_fp8.hlo.instruction import HloInstruction
 from xla_fp8.hlo.module import HloModule, PrintStyle
 from xla_fp8.hlo.opcodes import COMPUTATION_ATTRIBUTES, LITERAL_OPCODES
-from xla_fp8.hlo.shape import SPACE, Shape, scan_shape, skip_space
+from xla_fp8.hlo.shape import SPACE, Shape, scan_shape, skip_space, strip_comments
 from xla_fp8.hlo.shape_inference import infer_shape
 from xla_fp8.hlo.stack_frames import SECTIONS, StackFrameTables
 
@@ -269,7 +269,7 @@ class _Parser:
                 append(instruction)
                 if root:
                     if computation._root is not None:
-                        raise self.error("one computation should have only one ROOT", position)
+                        raise self.error("one computation should have only one ROOT", skip_space(text, position))
                     computation._root = instruction
                 position = line.end()
             self.position = position
@@ -329,7 +329,7 @@ class _Parser:
         make_parameters: bool = False,
         allow_attributes: bool = True,
     ) -> HloInstruction:
-        """`[shape] opcode(operands)[, attributes]`."""
+        """`[shape] opcode(operands)[, attributes]`; a nested instruction has no name and gets one."""
         self.skip()
         shape = self.shape() if _SHAPE_START_RE.match(self.text, self.position) else None
         self.skip()
@@ -348,11 +348,14 @@ class _Parser:
             begin = self.position + 1
             self.position = self.brackets()
             payload = self.text[begin : self.position - 1].strip()
-            if opcode == "parameter" and not payload.isdecimal():
-                raise self.error(f"expects a parameter number, found {payload[:20]!r}", begin)
+            if opcode == "parameter":
+                payload = strip_comments(payload).strip()
+                if not payload.isdecimal():
+                    raise self.error(f"expects a parameter number, found {payload[:20]!r}", begin)
         else:
             operands = self.operands(computation, make_parameters)
         attributes = self.attributes() if allow_attributes else AttributeMap()
+        name = name or self.anonymous_name(computation, opcode)
         if name in computation._names:
             raise self.error(f"instruction {name} is already defined", name_at)
         instruction = HloInstruction(name, opcode, shape, tuple(operands), payload, "", computation)
@@ -407,8 +410,7 @@ class _Parser:
             raise self.error("expects an operand: a name, or a nested instruction")
         self.position = start
         with self.nested():
-            name = self.anonymous_name(computation, match[2])
-            return self.rhs(computation, name, start, make_parameters, allow_attributes=False)
+            return self.rhs(computation, "", start, make_parameters, allow_attributes=False)
 
     @staticmethod
     def missing_parameter(computation: HloComputation, name: str, shape: Shape) -> HloInstruction:

@@ -207,7 +207,7 @@ def scan_shape(text: str, position: int, nesting: int = 0) -> tuple[Shape, int]:
     element_type, sizes = match.groups()
     dimensions: list[int] = []
     dynamic: list[bool] = []
-    for size in _strip_comments(sizes).split(",") if sizes.strip() else ():
+    for size in strip_comments(sizes).split(",") if sizes.strip() else ():
         number = _SIZE_RE.match(size)
         if not number:
             raise HloError(f"{size.strip()!r} is not a dimension size, in {match.group()!r}")
@@ -255,5 +255,6 @@ def _expect(text: str, position: int, token: str) -> int:
     return position + len(token)
 
 
-def _strip_comments(text: str) -> str:
-    return re.sub(r"/\*.*?\*/", "", text, flags=re.S) if "/" in text else text
+def strip_comments(text: str) -> str:
+    """`text` without comments; it must not hold strings."""
+    return re.sub(r"/\*.*?\*/|//[^\n]*", "", text, flags=re.S) if "/" in text else text

@@ -6,10 +6,12 @@ through as it is, and no pass touches the instruction.
 
 from __future__ import annotations
 
+import dataclasses
+
 from xla_fp8.hlo.errors import HloError
 from xla_fp8.hlo.instruction import HloInstruction
 from xla_fp8.hlo.opcodes import ELEMENTWISE_BINARY, ELEMENTWISE_UNARY
-from xla_fp8.hlo.shape import Shape
+from xla_fp8.hlo.shape import Layout, Shape
 
 
 def infer_shape(instruction: HloInstruction) -> Shape | None:
@@ -40,7 +42,17 @@ def infer_shape(instruction: HloInstruction) -> Shape | None:
         if opcode == "get-tuple-element" and shapes[0].is_tuple:
             return shapes[0].tuple_shapes[instruction.tuple_index]
         if opcode == "transpose":
-            return shapes[0].with_dimensions(shapes[0].dimensions[d] for d in instruction.dimensions)
-    except (HloError, IndexError):
+            return _transposed(shapes[0], instruction.dimensions)
+    except (HloError, IndexError, ValueError):
         return None
     return None
+
+
+def _transposed(shape: Shape, permutation: tuple[int, ...]) -> Shape:
+    """As ShapeUtil::PermuteDimensions does it: the layout is permuted too, so that no element moves."""
+    return dataclasses.replace(
+        shape,
+        dimensions=tuple(shape.dimensions[d] for d in permutation),
+        dynamic=tuple(shape.dynamic[d] for d in permutation),
+        layout=Layout(tuple(permutation.index(d) for d in shape.minor_to_major)),
+    )

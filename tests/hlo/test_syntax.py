@@ -1,0 +1,314 @@
+"""Every form that hlo_lexer.cc and hlo_parser.cc accept: we read it, and XLA reads our print as it reads the original."""
+
+from __future__ import annotations
+
+import pytest
+
+from xla_fp8 import hlo
+from xla_fp8.hlo.xla_process import XlaProcess
+
+SUM = "sum {\n  a = f32[] parameter(0)\n  b = f32[] parameter(1)\n  ROOT s = f32[] add(a, b)\n}\n"
+
+# Name -> text that jaxlib's parser takes.
+ACCEPTED = {
+    "percent signs": "HloModule m\nENTRY %e {\n  %x = f32[2]{0} parameter(0)\n  ROOT %y = f32[2]{0} negate(%x)\n}",
+    "no percent signs": "HloModule m\nENTRY e {\n  x = f32[2]{0} parameter(0)\n  ROOT y = f32[2]{0} negate(x)\n}",
+    "percent signs here and there": "HloModule m\nENTRY e {\n  %x = f32[2] parameter(0)\n  ROOT y = f32[2] negate(x)\n}",
+    "typed operands": "HloModule m\nENTRY e {\n  x = f32[2]{0} parameter(0)\n  ROOT y = f32[2] add(f32[2]{0} x, f32[2] %x)\n}",
+    "typed tuple operand": (
+        "HloModule m\nENTRY %e {\n  %x = (f32[2]{0}, (s32[], pred[])) parameter(0)\n"
+        "  ROOT %y = f32[2]{0} get-tuple-element((f32[2]{0}, (s32[], pred[])) %x), index=0\n}"
+    ),
+    "names with colons": "HloModule m:\nENTRY e: {\n  x: = f32[2] parameter(0)\n  ROOT y: = f32[2] negate(x:)\n}",
+    "nested instructions": (
+        "HloModule m\nENTRY e {\n"
+        "  ROOT y = f32[2] add(f32[2] parameter(0), multiply(f32[2] parameter(1), f32[2] parameter(2)))\n}"
+    ),
+    "nested instructions of one opcode": (
+        "HloModule m\nENTRY e {\n  x = f32[] parameter(0)\n  ROOT y = add(negate(negate(x)), negate(f32[] negate(x)))\n}"
+    ),
+    "nested computation": (
+        "HloModule m\nENTRY e {\n  x = f32[4] parameter(0)\n  z = f32[] constant(0)\n  ROOT r = f32[] reduce(x, z), "
+        "dimensions={0}, to_apply={\n    a = f32[] parameter(0)\n    b = f32[] parameter(1)\n    ROOT s = add(a, b)\n  }\n}"
+    ),
+    "nested computations in a list": (
+        "HloModule m\nother {\n  ROOT c = f32[] parameter(0)\n}\nENTRY e {\n  i = s32[] parameter(0)\n  x = f32[] parameter(1)\n"
+        "  ROOT r = f32[] conditional(i, x, x), branch_computations={other, {\n    y = f32[] parameter(0)\n"
+        "    ROOT n = f32[] negate(y)\n  }}\n}"
+    ),
+    "nested computation in a nested computation": (
+        "HloModule m\nENTRY e {\n  x = f32[4] parameter(0)\n  ROOT f = f32[] fusion(x), kind=kLoop, calls={\n"
+        "    p = f32[4] parameter(0)\n    z = f32[] constant(0)\n    ROOT r = f32[] reduce(p, z), dimensions={0}, to_apply={\n"
+        "      a = f32[] parameter(0)\n      b = f32[] parameter(1)\n      ROOT s = add(a, b)\n    }\n  }\n}"
+    ),
+    "comments everywhere": (
+        "/* before */ HloModule m // name\n/* a\nb */ENTRY/**/e { // open\n  x = /*shape*/ f32[2]{0} parameter(/*number*/0) // x\n"
+        "  // a whole line\n  ROOT /* root */ y = f32[2] add(/*index=0*/x, x /* twice */), /* c */ sharding={replicated}\n} // end"
+    ),
+    "comment with a brace": "HloModule m\nENTRY e {\n  ROOT x = f32[] parameter(0), sharding={replicated} // }\n}",
+    "ENTRY first": f"HloModule m\nENTRY e {{\n  ROOT x = f32[] parameter(0)\n}}\n{SUM}",
+    "ENTRY in the middle": f"HloModule m\n{SUM}ENTRY e {{\n  ROOT x = f32[] parameter(0)\n}}\nc {{\n  ROOT t = f32[] parameter(0)\n}}",
+    "no ENTRY": f"HloModule m\n{SUM}e {{\n  ROOT x = f32[] parameter(0)\n}}",
+    "no ROOT": "HloModule m\nENTRY e {\n  x = f32[] parameter(0)\n  y = f32[] negate(x)\n}",
+    "ROOT in the middle": "HloModule m\nENTRY e {\n  x = f32[] parameter(0)\n  ROOT y = f32[] negate(x)\n  z = f32[] abs(x)\n}",
+    "no header": f"{SUM}ENTRY e {{\n  ROOT x = f32[] parameter(0)\n}}",
+    "no header, ENTRY first": "ENTRY e (x: f32[]) -> f32[] {\n  ROOT x = f32[] parameter(0)\n}",
+    "a single instruction": "%y = f32[2,3] add(f32[2,3] %a, f32[2,3] %b)",
+    "a single instruction, marked ROOT": "ROOT y = f32[2,3]{0,1} add(f32[2,3]{0,1} %a, f32[2,3] %b)",
+    "a single instruction without operand names": "y = f32[2] add(f32[2], f32[2])",
+    "a single instruction without its own name": "f32[2] multiply(f32[2] %a, f32[2] %a)",
+    "a single instruction with a nested computation": (
+        "r = f32[] reduce(f32[4] x, f32[] z), dimensions={0}, "
+        "to_apply={ a = f32[] parameter(0) b = f32[] parameter(1) ROOT s = f32[] add(a, b) }"
+    ),
+    "shapes left out": (
+        "HloModule m\nENTRY e {\n  x = f32[2,3] parameter(0)\n  y = f32[2,3] parameter(1)\n  s = add(x, y)\n  t = tanh(s)\n"
+        "  c = compare(t, y), direction=LT\n  w = select(c, x, y)\n  r = transpose(w), dimensions={1,0}\n"
+        "  ROOT q = tuple(r, c)\n}"
+    ),
+    "several instructions on one line": (
+        "HloModule m ENTRY e { x = f32[2] parameter(0), sharding={replicated} y = f32[2] negate(x) "
+        'ROOT z = f32[2] add(x, y), metadata={op_name="z"} w = f32[2] abs(x) }'
+    ),
+    "attributes over several lines": (
+        "HloModule m\nENTRY e {\n  x = f32[2,3] parameter(0)\n  ROOT y = f32[3,2] transpose(x),\n    dimensions={\n      1,\n"
+        '      0},\n    metadata={op_name="a"\n      op_type="b"}\n}'
+    ),
+    "attributes that start with a comma": (
+        "HloModule m\nENTRY e {\n  x = f32[2,3] parameter(0)\n  ROOT y = f32[3,2] transpose(x)\n    , dimensions={1,0}\n}"
+    ),
+    "carriage returns": "HloModule m\r\n\r\nENTRY e {\r\n  x = f32[2]{0} parameter(0)\r\n  ROOT y = f32[2]{0} negate(x)\r\n}\r\n",
+    "tabs": "HloModule m\n\nENTRY e {\n\tx = f32[2]{0} parameter(0)\n\tROOT y = f32[2]{0} negate(x),\tsharding={replicated}\n}\n",
+    "quotes and slashes in strings": (
+        'HloModule m\nENTRY e {\n  ROOT x = f32[] parameter(0), metadata={op_name="a \\"b\\" // {c} \\\\" source_file="/* d */"}\n}'
+    ),
+    "an escaped quote before the end of a line": (
+        'HloModule m\nENTRY e {\n  x = f32[] parameter(0), metadata={op_name="a\\""}\n  ROOT y = f32[] negate(x), '
+        "metadata={op_name=\"params[\\'w\\']\"}\n}"
+    ),
+    "a string over two lines": 'HloModule m\nENTRY e {\n  ROOT x = f32[] parameter(0), metadata={op_name="a\nb"}\n}',
+    "an instruction's text inside a string": (
+        'HloModule m\nENTRY e {\n  ROOT x = f32[] parameter(0), metadata={op_name="y = f32[] negate(x)"}\n}'
+    ),
+    "JSON backend_config": (
+        'HloModule m\nENTRY e {\n  ROOT x = f32[] custom-call(), custom_call_target="t", '
+        'backend_config={"a":[1,{"b":"}"}],"url":"http://x/*"}\n}'
+    ),
+    "string backend_config": (
+        'HloModule m\nENTRY e {\n  ROOT x = f32[] custom-call(), custom_call_target="t", backend_config="{\\"a\\": 1}"\n}'
+    ),
+    "frontend attributes": (
+        'HloModule m, frontend_attributes={a="b",mesh={m = #sdy.mesh<["x"=2]>}}\nENTRY e {\n'
+        '  ROOT x = f32[] parameter(0), frontend_attributes={k="v",j={"a":1}}\n}'
+    ),
+    "nothing between commas": "HloModule m\nENTRY e {\n  x = f32[] parameter(0)\n  ROOT y = f32[] add(x, , x)\n}",
+    "sharding with spaces": (
+        "HloModule m\nENTRY e {\n  ROOT x = f32[8,4] parameter(0), sharding={devices=[2,1] <= [2]}\n}"
+    ),
+    "tuple sharding": (
+        "HloModule m\nENTRY e {\n  x = f32[8] parameter(0)\n"
+        "  ROOT y = (f32[8], f32[8]) tuple(x, x), sharding={{replicated}, {devices=[2]<=[2]}}\n}"
+    ),
+    "control predecessors": (
+        "HloModule m\nENTRY e {\n  x = f32[] parameter(0)\n  y = f32[] negate(x)\n"
+        "  ROOT z = f32[] abs(x), control-predecessors={%y, x}\n}"
+    ),
+    "empty tuple and token": (
+        "HloModule m\nENTRY e {\n  t = token[] after-all()\n  u = () tuple()\n  ROOT r = (token[], ()) tuple(t, u)\n}"
+    ),
+    "index comments": (
+        "HloModule m\nENTRY e {\n  %x = f32[] parameter(0)\n  ROOT %t = (f32[], f32[], f32[], f32[], f32[], /*index=5*/f32[]) "
+        "tuple(%x, %x, %x, %x, %x, /*index=5*/%x)\n}"
+    ),
+    "dynamic dimensions": (
+        "HloModule m\nENTRY e {\n  x = f32[<=4,3]{1,0} parameter(0)\n  n = s32[] get-dimension-size(x), dimensions={0}\n"
+        "  ROOT y = f32[<=4,3] negate(x)\n}"
+    ),
+    "unbounded dimensions": "HloModule m\nENTRY e {\n  x = f32[?,3]{1,0} parameter(0)\n  ROOT y = f32[?,3] negate(x)\n}",
+    "tiles and memory space": (
+        "HloModule m\nENTRY e {\n  x = f32[8,128]{1,0:T(8,128)(2,1)S(5)} parameter(0)\n"
+        "  ROOT y = f32[8,128]{1,0:T(8,128)S(1)} copy(x)\n}"
+    ),
+    "tiles with a star": "HloModule m\nENTRY e {\n  ROOT x = f32[8,128]{1,0:T(*,128)} parameter(0)\n}",
+    "element size and tail padding": "HloModule m\nENTRY e {\n  ROOT x = s4[8,128]{1,0:T(8,128)L(1024)E(4)} parameter(0)\n}",
+    "split configs": "HloModule m\nENTRY e {\n  ROOT x = f32[8,128]{1,0:SC(0:4)} parameter(0)\n}",
+    "sparse layout": "HloModule m\nENTRY e {\n  ROOT x = f32[8,8]{1,0:D(D,C)} parameter(0)\n}",
+    "layout of a scalar": "HloModule m\nENTRY e {\n  ROOT x = f32[]{:T(128)} parameter(0)\n}",
+    "async sugar": (
+        "HloModule m\nENTRY e {\n  x = f32[2]{0} parameter(0)\n  s = ((f32[2]{0}), f32[2]{0}, s32[]) custom-call-start(x), "
+        'custom_call_target="t"\n  u = ((f32[2]{0}), f32[2]{0}, s32[]) custom-call-update(s)\n'
+        "  ROOT d = f32[2]{0} custom-call-done(u)\n}"
+    ),
+    "async-start with calls": (
+        'HloModule m\nwrapped {\n  p = f32[2]{0} parameter(0)\n  ROOT n = f32[2]{0} negate(p)\n}, execution_thread="t"\n'
+        "ENTRY e {\n  x = f32[2]{0} parameter(0)\n  s = ((f32[2]{0}), f32[2]{0}, s32[]) async-start(x), "
+        'async_execution_thread="t", calls=wrapped\n  ROOT d = f32[2]{0} async-done(s)\n}'
+    ),
+    "all-gather-start": (
+        "HloModule m\nENTRY e {\n  x = f32[2]{0} parameter(0)\n  s = (f32[2]{0}, f32[4]{0}) all-gather-start(x), "
+        "channel_id=1, replica_groups={{0,1}}, dimensions={0}\n  ROOT d = f32[4]{0} all-gather-done(s)\n}"
+    ),
+    "execution thread": f'HloModule m\n{SUM.rstrip()}, execution_thread="other"\nENTRY e {{\n  ROOT x = f32[] parameter(0)\n}}',
+    "header attributes": (
+        "HloModule m, is_scheduled=true, input_output_alias={ {}: (0, {}, may-alias) }, "
+        "entry_computation_layout={(f32[2]{0})->f32[2]{0}}, replica_count=2, num_partitions=2\n"
+        "ENTRY e {\n  x = f32[2]{0} parameter(0)\n  ROOT y = f32[2]{0} negate(x)\n}"
+    ),
+    "tables in free form": (
+        'HloModule m FileNames 1 "a.py" FunctionNames 1 "f" /* c */ FileLocations 1 {file_name_id=1, function_name_id=1 line=3 '
+        "end_line=3 column=1 end_column=2} StackFrames 1 {file_location_id=1 parent_frame_id=1} "
+        "ENTRY e { ROOT x = f32[] parameter(0), metadata={stack_frame_id=1} }"
+    ),
+    "buffers": (
+        "HloModule m\nENTRY e {\n  x = f32[2]{0} parameter(0)\n  b = b(f32[2]{0}) custom-call(x), "
+        'custom_call_target="Pin", output_to_operand_aliasing={{}: (0, {})}\n'
+        '  ROOT y = f32[2]{0} custom-call(b), custom_call_target="Unpin", output_to_operand_aliasing={{}: (0, {})}\n}'
+    ),
+}
+
+
+@pytest.mark.parametrize("text", ACCEPTED.values(), ids=ACCEPTED.keys())
+def test_round_trip_of_every_form(text: str, xla: XlaProcess) -> None:
+    module = hlo.parse(text)
+    printed = hlo.to_text(module)
+    assert hlo.to_text(hlo.parse(printed)) == printed
+    original = xla.full_text(text)
+    assert original.ok, original.message
+    ours = xla.full_text(printed)
+    assert ours.ok, f"{ours.message}\n{printed}"
+    assert ours.text == original.text
+
+
+@pytest.mark.parametrize("text", ACCEPTED.values(), ids=ACCEPTED.keys())
+def test_every_form_verifies(text: str) -> None:
+    hlo.verify(hlo.parse(text))
+
+
+def test_unknown_opcodes_and_attributes_survive() -> None:
+    line = "ROOT %y = f99[2]{0} quantum-teleport(%x), flux={a=[1,(2)] b}, mode=k_X, deep={{1},{}}"
+    text = f"HloModule m\n\nENTRY %e (x: f32[2]) -> f99[2] {{\n  %x = f32[2]{{0}} parameter(0)\n  {line}\n}}\n\n"
+    module = hlo.parse(text)
+    hlo.verify(module)
+    assert hlo.to_text(module) == text
+    assert module.entry.root.attributes["flux"] == "{a=[1,(2)] b}"
+    assert list(module.entry.root.attributes) == ["flux", "mode", "deep"]
+
+
+def test_what_lone_instructions_become() -> None:
+    module = hlo.parse("%y = f32[2,3]{0,1} add(f32[2,3]{0,1} %a, f32[2,3] %b)")
+    assert module.name == "_"
+    assert [i.name for i in module.entry] == ["a", "b", "y"]
+    assert [p.parameter_number for p in module.entry.parameters] == [0, 1]
+    assert module.attributes["entry_computation_layout"] == "{(f32[2,3]{1,0}, f32[2,3]{1,0})->f32[2,3]{1,0}}"
+
+
+def test_nested_computations_become_computations_that_passes_can_walk() -> None:
+    module = hlo.parse(ACCEPTED["nested computations in a list"])
+    assert [c.name for c in module.computations] == ["other", "_", "e"]
+    assert [c.name for c in module.entry.root.called_computations] == ["other", "_"]
+
+
+def test_inferred_shapes() -> None:
+    entry = hlo.parse(ACCEPTED["shapes left out"]).entry
+    assert [str(i.shape.text_without_layout) for i in entry][2:] == [
+        *("f32[2,3]", "f32[2,3]", "pred[2,3]", "f32[2,3]", "f32[3,2]", "(f32[3,2], pred[2,3])"),
+    ]
+
+
+# Text, line and column of the error, what it says, and the line shown.
+REJECTED = {
+    "empty": ("", 1, 1, "the text is empty"),
+    "only a comment": ("// nothing\n", 2, 1, "the text is empty"),
+    "a header alone": ("HloModule m\n", 2, 1, "no computations"),
+    "no closing brace": ("HloModule m\nENTRY e {\n  x = f32[] parameter(0)\n", 4, 1, "not closed with '}'"),
+    "no instructions": ("HloModule m\nENTRY e {\n}", 3, 1, "no instructions"),
+    "an unknown operand": ("HloModule m\nENTRY e {\n  y = f32[] negate(x)\n}", 3, 20, "instruction does not exist: x"),
+    "a name twice": (
+        "HloModule m\nENTRY e {\n  x = f32[] parameter(0)\n  x = f32[] negate(x)\n}",
+        4,
+        3,
+        "x is already defined",
+    ),
+    "a computation twice": (f"HloModule m\n{SUM}{SUM}", 7, 1, "sum is already defined"),
+    "two roots": (
+        "HloModule m\nENTRY e {\n  ROOT x = f32[] parameter(0)\n  ROOT y = f32[] negate(x)\n}",
+        4,
+        3,
+        "only one ROOT",
+    ),
+    "two entries": (
+        "ENTRY a {\n  x = f32[] parameter(0)\n}\nENTRY b {\n  x = f32[] parameter(0)\n}",
+        4,
+        1,
+        "only one ENTRY",
+    ),
+    "an open string": (
+        'HloModule m\nENTRY e {\n  x = f32[] parameter(0), metadata={op_name="a}\n}',
+        3,
+        45,
+        "not closed",
+    ),
+    "an open brace": ("HloModule m\nENTRY e {\n  x = f32[] parameter(0), sharding={replicated\n}", 4, 2, "not closed"),
+    "crossed brackets": (
+        "HloModule m\nENTRY e {\n  x = f32[] parameter(0),\n  a={(})\n}",
+        4,
+        7,
+        "expected ')', found '}'",
+    ),
+    "an attribute twice": (
+        "HloModule m\nENTRY e {\n  x = f32[] parameter(0),\n  a=1, a=2\n}",
+        4,
+        8,
+        "attribute 'a' already exists",
+    ),
+    "a bad parameter number": ("HloModule m\nENTRY e {\n  x = f32[] parameter(one)\n}", 3, 23, "parameter number"),
+    "a bad dimension": (
+        "HloModule m\nENTRY e {\n  x = f32[two] parameter(0)\n}",
+        3,
+        7,
+        "'two' is not a dimension size",
+    ),
+    "a huge dimension": (
+        f"HloModule m\nENTRY e {{\n  x = f32[{'9' * 5000}] parameter(0)\n}}",
+        3,
+        7,
+        "not a dimension size",
+    ),
+    "a NUL character": ("HloModule m\nENTRY e {\n  x = f32[] \0parameter(0)\n}", 3, 13, "NUL"),
+    "no opcode": ("HloModule m\nENTRY e {\n  x = f32[] \n}", 4, 1, "expects opcode"),
+    "no operands": ("HloModule m\nENTRY e {\n  x = f32[] negate\n}", 4, 1, "expects '(' after opcode negate"),
+    "more after a lone instruction": ("y = f32[] negate(f32[] x)\nfoo", 2, 1, "HloModule line missing"),
+    "a parameter without a shape": ("HloModule m\nENTRY e {\n  x = parameter(0)\n}", 3, 7, "cannot infer shape"),
+    "too many nested instructions": (f"ENTRY e {{\n  x = f32[] {'negate(' * 5000}\n}}", 2, 720, "nested more than 100"),
+    "too many nested tuples": (f"ENTRY e {{\n  x = {'(' * 100000}\n}}", 2, 7, "nested more than 100"),
+    "too many nested computations": (
+        f"ENTRY e {{\n  {'x = f32[] call(), to_apply={ ' * 500}{'}' * 500}\n}}",
+        2,
+        2932,
+        "nested more than 100",
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "line", "column", "message"), REJECTED.values(), ids=REJECTED.keys())
+def test_errors_say_where(text: str, line: int, column: int, message: str) -> None:
+    with pytest.raises(hlo.HloParseError) as caught:
+        hlo.parse(text, "dump.hlo")
+    error = caught.value
+    assert message in error.message
+    assert (error.filename, error.line, error.column) == ("dump.hlo", line, column)
+    assert error.line_text == text.split("\n")[line - 1]
+    first, shown, caret = str(error).split("\n")
+    assert first == f"dump.hlo:{line}:{column}: error: {error.message}"
+    at = caret.index("^")
+    if column <= len(error.line_text) and len(error.line_text) < 160:
+        assert shown[at] == error.line_text[column - 1]
+
+
+def test_a_long_line_is_shown_around_the_error() -> None:
+    text = f"ENTRY e {{\n  x = f32[] parameter(0)\n  y = tuple({'x, ' * 9998}missing, {'x, ' * 9998}x)\n}}"
+    with pytest.raises(hlo.HloParseError) as caught:
+        hlo.parse(text)
+    _, shown, caret = str(caught.value).split("\n")
+    assert len(shown) < 200
+    assert shown[caret.index("^") :].startswith("missing")
