@@ -40,10 +40,44 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "sigmoid": jax.nn.sigmoid,
     "tanh": jnp.tanh,
 }
+POINTWISE: dict[str, Callable[[Array], Array]] = {
+    "constant_scale": lambda y: y * 0.5,
+    "large_scale": lambda y: y * 64,
+    "fork_join": lambda y: jax.nn.relu(y) + y * 0.25,
+    "minimum": lambda y: jnp.minimum(y, 3),
+    "maximum": lambda y: jnp.maximum(y, -2),
+    "square": lambda y: y * y,
+    "double": lambda y: y + y,
+    # What looks like something else.
+    "steep_leaky_relu": lambda y: jnp.where(y > 0, y, y * 2),
+    "negative_leaky_relu": lambda y: jnp.where(y > 0, y, y * -0.5),
+    "flipped_leaky_relu": lambda y: jnp.where(y < 0, y, y * 0.25),
+    "relu_where": lambda y: jnp.where(y > 0, y, 0),
+    "elu_of_two": lambda y: jax.nn.elu(y, 2.0),
+    "quick_gelu": lambda y: y * jax.nn.sigmoid(1.5 * y),
+    "silu_of_half": lambda y: y * jax.nn.sigmoid(0.5 * y),
+    "reciprocal": lambda y: 3 / (y * y + 1),
+    "negate": lambda y: 1 - y,
+    "reverse_residual": lambda y: y + jnp.flip(y, 0),
+    "clip_relu1": lambda y: jnp.clip(y, 0, 1),
+    "clip_unit": lambda y: jnp.clip(y, -1, 1),
+    "round_trip": lambda y: y.astype(jnp.float32).astype(y.dtype),
+    "softmax": lambda y: jax.nn.softmax(y, axis=-1),
+    "mean_residual": lambda y: y - jnp.mean(y),
+}
+MOVES: dict[str, Callable[[Array], Array]] = {
+    "flip": lambda x: jnp.flip(x, 1),
+    "pad": lambda x: jnp.pad(x, [(0, 0)] + [(1, 0)] + [(0, 0)] * (x.ndim - 2)),
+    "slice": lambda x: x[:1],
+    "reshape": lambda x: x.reshape(-1).reshape(x.shape),
+}
 STEPS = (
     *ACTIVATIONS,
-    *("bias", "residual", "residual_first", "fp8_residual", "scale", "inverse_scale", "constant_scale"),
-    *("channel_scale", "transpose", "fork_join", "minimum", "maximum", "square", "wide_copy", "amax", "amax_rescale"),
+    *ACTIVATIONS,
+    *POINTWISE,
+    *("bias", "bias", "residual", "residual", "residual_first", "fp8_residual", "fp8_residual", "scale", "scale"),
+    *("inverse_scale", "channel_scale", "transpose", "wide_copy", "amax", "amax", "amax_rescale"),
+    *("subtract_bias", "subtract_residual", "spatial_bias", "max_without_abs", "sum", "row_amax", "scale_tensor"),
 )
 
 
@@ -57,6 +91,7 @@ class Program:
         lhs, rhs, out: dimension numbers as JAX spells them.
         sizes, kernel, strides, padding, dilation: one entry for each spatial dimension.
         x_scale, w_scale, y_scale: how each scale is applied.
+        moves: what happens to the input before the convolution.
         steps: the epilogue, in order.
         clamp: how the saturating cast is written.
         form: what stands around it: one convolution, its input gradient, two in a row, the sum of two.
@@ -82,6 +117,7 @@ class Program:
     x_scale: str
     w_scale: str
     y_scale: str
+    moves: tuple[str, ...]
     steps: tuple[str, ...]
     clamp: str
     form: str
@@ -112,8 +148,16 @@ class Builder:
 
     def dequantize(self, x: Array, how: str) -> Array:
         wide = x.astype(self.dtype)
-        if how == "none":
+        if how in ("none", "direct"):
             return wide
+        if how in ("vector", "sliced"):  # one scale for each output channel of the filter; an element of an array
+            if how == "sliced":
+                return wide * self.tensor((3,), jnp.bfloat16).astype(self.dtype)[1]
+            axis = self.program.rhs.index("O") % wide.ndim
+            return wide * jnp.expand_dims(
+                self.tensor((wide.shape[axis],), jnp.bfloat16).astype(self.dtype),
+                [i for i in range(wide.ndim) if i != axis],
+            )
         if how == "multiply_outside":  # scalar of the wide type from the caller
             return wide * self.scalar(jnp.bfloat16).astype(self.dtype)
         scale = self.scalar().astype(self.dtype)
@@ -137,15 +181,21 @@ class Builder:
             preferred_element_type=self.dtype,
         )
 
-    def convolution(self, x: Array | None = None) -> Array:
-        """The convolution of `x` (made here if None) with a filter of its own."""
+    def moved(self, x: Array) -> Array:
+        for move in self.program.moves:
+            x = MOVES[move](x)
+        return x
+
+    def convolution(self) -> Array:
+        """A convolution of an input and a filter of its own."""
         p = self.program
-        if x is None:
-            x = self.tensor(_arranged(p.lhs, p.batch, p.features_in, p.sizes), p.x)
+        x = self.tensor(_arranged(p.lhs, p.batch, p.features_in, p.sizes), p.x)
         w = self.tensor(_arranged(p.rhs, p.features_out, p.features_in // p.groups, p.kernel, "OI"), p.w)
-        if p.x_scale == "direct":
-            return self.convolve(x, w) if p.x == p.w else self.convolve(x.astype(self.dtype), w.astype(self.dtype))
-        lhs, rhs = self.dequantize(x, p.x_scale), self.dequantize(w, p.w_scale)
+        if p.x_scale == "direct" and p.x == p.w:
+            return self.convolve(self.moved(x), w)
+        # Either the FP8 tensor is moved, or what it dequantizes to.
+        lhs = self.dequantize(self.moved(x), p.x_scale) if p.boundaries else self.moved(self.dequantize(x, p.x_scale))
+        rhs = self.dequantize(w, p.w_scale)
         if p.form == "input_gradient":
             y, vjp = jax.vjp(lambda lhs: self.convolve(lhs, rhs), lhs)
             return vjp(self.dequantize(self.tensor(y.shape, p.x), p.x_scale))[0]
@@ -158,10 +208,16 @@ class Builder:
             if step in ACTIVATIONS:
                 function = jax.jit(ACTIVATIONS[step]) if self.program.boundaries else ACTIVATIONS[step]
                 y = function(y)
-            elif step in ("bias", "channel_scale"):
-                vector = self.tensor((y.shape[channel],), jnp.bfloat16).astype(self.dtype)
-                vector = lax.broadcast_in_dim(vector, y.shape, (channel,))
-                y = y + vector if step == "bias" else y * vector
+            elif step in POINTWISE:
+                y = POINTWISE[step](y)
+            elif step in ("bias", "channel_scale", "subtract_bias", "spatial_bias"):
+                dimension = 1 if step == "spatial_bias" else channel
+                vector = self.tensor((y.shape[dimension],), jnp.bfloat16).astype(self.dtype)
+                vector = lax.broadcast_in_dim(vector, y.shape, (dimension,))
+                y = y * vector if step == "channel_scale" else y - vector if step == "subtract_bias" else y + vector
+            elif step in ("subtract_residual", "scale_tensor"):
+                other = self.tensor(y.shape, jnp.bfloat16).astype(self.dtype)
+                y = y * other if step == "scale_tensor" else other - y
             elif step.startswith("residual"):
                 other = self.tensor(y.shape, jnp.bfloat16).astype(self.dtype)
                 y = other + y if step == "residual_first" else y + other
@@ -171,23 +227,18 @@ class Builder:
                 y = y * self.scalar().astype(self.dtype)
             elif step == "inverse_scale":
                 y = y / self.scalar().astype(self.dtype)
-            elif step == "constant_scale":
-                y = y * 0.5
             elif step == "transpose":
                 y = jnp.swapaxes(y, 0, -1)
                 channel = {0: y.ndim - 1, y.ndim - 1: 0}.get(channel, channel)
-            elif step == "fork_join":
-                y = jax.nn.relu(y) + y * 0.25
-            elif step == "minimum":
-                y = jnp.minimum(y, 3)
-            elif step == "maximum":
-                y = jnp.maximum(y, -2)
-            elif step == "square":
-                y = y * y
             elif step == "wide_copy":
                 extra.append(y)
             elif step == "amax":
                 extra.append(jnp.max(jnp.abs(y)))
+            elif step in ("max_without_abs", "sum", "row_amax"):
+                reduce = {"max_without_abs": jnp.max, "sum": jnp.sum, "row_amax": lambda y: jnp.max(jnp.abs(y), 1)}[
+                    step
+                ]
+                extra.append(reduce(y))
             elif step == "amax_rescale":
                 amax = jnp.max(jnp.abs(y))
                 y = y * (jnp.asarray(8, self.dtype) / (amax + 1))
@@ -249,7 +300,9 @@ def programs(draw: st.DrawFn) -> Program:
     wide = draw(st.sampled_from(("f32", "f32", "bf16", "f16")))
     groups = draw(st.sampled_from((1, 1, 1, 2)))
     form = draw(st.sampled_from(("one", "one", "one", "input_gradient", "two_in_a_row", "sum_of_two")))
-    scale = st.sampled_from(("multiply", "none", "divide", "broadcast_first", "keepdims", "multiply_outside"))
+    scale = st.sampled_from(
+        ("multiply", "none", "divide", "broadcast_first", "keepdims", "multiply_outside", "vector", "sliced")
+    )
     return Program(
         wide=wide,
         x=draw(st.sampled_from((E4M3, E5M2))),
@@ -270,6 +323,7 @@ def programs(draw: st.DrawFn) -> Program:
         x_scale=draw(st.one_of(scale, st.just("direct"))),
         w_scale=draw(scale),
         y_scale=draw(st.sampled_from(("multiply", "none", "divide"))),
+        moves=tuple(draw(st.lists(st.sampled_from(tuple(MOVES)), max_size=1))) if draw(st.booleans()) else (),
         steps=tuple(draw(st.lists(st.sampled_from(STEPS), max_size=4))),
         clamp=draw(st.sampled_from(("clip", "clip", "clip", "max_of_min", "lax", "f32", "wrong", "none"))),
         form=form,

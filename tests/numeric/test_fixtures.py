@@ -1,0 +1,57 @@
+"""Every golden fixture, through the default pipeline: XLA takes the result, and it computes the same numbers."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from xla_fp8 import _jax_compat, hlo, passes
+from xla_fp8.backends.compare import TOLERANCES, compare, working_type
+from xla_fp8.backends.executable import Executable, ExecutionError
+from xla_fp8.backends.inputs import random_inputs
+
+FIXTURES = Path(__file__).resolve().parents[2] / "hlo_fixtures"
+FILES = sorted(
+    path.relative_to(FIXTURES).as_posix()
+    for path in FIXTURES.glob("**/*.hlo")
+    if path.relative_to(FIXTURES).parts[0] != "dumps"
+)
+
+
+def _module(name: str) -> hlo.HloModule:
+    try:
+        return hlo.parse((FIXTURES / name).read_text(), name)
+    except hlo.HloParseError as error:
+        pytest.skip(f"is there to be rejected: {error.message}")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_pipeline_keeps_the_meaning(name: str) -> None:
+    original = _module(name)
+    rewritten: dict[str, hlo.HloModule] = {}  # dialects often agree: one run of each text is enough
+    for dialect in ("xla", "extended"):
+        module = _module(name)
+        options = passes.PipelineOptions(verify_each=True)
+        if passes.run(module, target="h200", dialect=dialect, options=options).changed:
+            text = hlo.to_text(module)
+            _jax_compat.verify_stablehlo(_jax_compat.hlo_to_stablehlo(text))
+            rewritten[text] = module
+    if not rewritten:
+        return
+    if any(computation.has_side_effect for computation in original.computations):
+        pytest.skip("has side effects: it would wait for another process")
+    try:
+        executable = Executable(original, "cpu")
+    except ExecutionError as error:
+        pytest.skip(f"the original does not run on a CPU: {str(error).splitlines()[0]}")
+    arrays = random_inputs(executable.parameters)
+    before = executable(*arrays)
+    # One fixture takes the sine of large numbers. Whatever is wrong by a scale or an operand is wrong by more than this.
+    tolerance = TOLERANCES[working_type(original)]
+    tolerance = dataclasses.replace(tolerance, relative=max(tolerance.relative, 1e-3))
+    for module in rewritten.values():
+        for index, (one, other) in enumerate(zip(before, Executable(module, "cpu")(*arrays), strict=True)):
+            difference = compare(one, other)
+            assert tolerance.accepts(difference, one.dtype), f"output {index}: {difference}"
