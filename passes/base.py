@@ -141,10 +141,10 @@ def source_of(instruction: HloInstruction) -> str | None:
     return str(location) if location else None
 
 
-def described(instruction: HloInstruction) -> str:
-    """An instruction in a message: its name and opcode, and the source line where there is one."""
+def described(instruction: HloInstruction, op: str | None = None) -> str:
+    """An instruction in a message: its name and opcode (or `op`), and the source line where there is one."""
     source = source_of(instruction)
-    return f"{instruction.name} ({instruction.opcode}{f', {source}' if source else ''})"
+    return f"{instruction.name} ({op or instruction.opcode}{f', {source}' if source else ''})"
 
 
 class Pass(abc.ABC):

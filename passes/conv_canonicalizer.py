@@ -7,7 +7,7 @@ import dataclasses
 from xla_fp8.hlo import HloComputation, HloInstruction, HloModule, Window
 from xla_fp8.hlo.attributes import format_int_list
 from xla_fp8.hlo.opcodes import ELEMENTWISE_BINARY, ELEMENTWISE_UNARY
-from xla_fp8.passes.base import Pass, Refusal, rewritable_computations
+from xla_fp8.passes.base import Context, Pass, Refusal, rewritable_computations
 from xla_fp8.passes.convolution import CANONICAL_LABELS, dequantized_operands, match_backward_filter, unsupported_form
 from xla_fp8.passes.dequantization import Dequantized, Scale
 from xla_fp8.passes.values import (
@@ -92,7 +92,7 @@ class ConvCanonicalizer(Pass):
                     attributes={"dimensions": format_int_list(reversed_dims)},
                     metadata_from=convolution,
                 )
-            rebuilt.append(rebuild_dequantized(source, operand.scales, wide, permutation))
+            rebuilt.append(rebuild_dequantized(source, operand.scales, wide, self.context))
         attributes = dict(convolution.attributes)
         if reversed_dims:
             plain = tuple(dataclasses.replace(d, reversal=False) for d in window)
@@ -130,7 +130,7 @@ def is_canonical(convolution: HloInstruction, operands: tuple[Dequantized, Dequa
 
 
 def rebuild_dequantized(
-    source: HloInstruction, scales: tuple[Scale, ...], wide: str, permutation: tuple[int, ...]
+    source: HloInstruction, scales: tuple[Scale, ...], wide: str, context: Context
 ) -> HloInstruction:
     """convert(source) with the scales applied again, in the wide type."""
     computation = source.parent
@@ -151,6 +151,7 @@ def rebuild_dequantized(
             )
         opcode = "divide" if scale.inverse else "multiply"
         value = computation.create(opcode, value.shape, [value, factor], metadata_from=scale.instruction)
+        context.moved(value, computation.name, scale.instruction.name)
     return value
 
 
@@ -190,15 +191,11 @@ def _sink_through(computation: HloComputation, moved: HloInstruction, user: HloI
     operands = [_untransposed(computation, operand, moved, back) for operand in user.operands]
     sizes = [user.shape.dimensions[d] for d in back]
     attributes = {k: v for k, v in user.attributes.items() if k != "control-predecessors"}
-    new = computation.create(
-        user.opcode,
-        user.shape.with_dimensions(sizes),
-        operands,
-        name=user.name,
-        attributes=attributes,
-    )
+    new = computation.create(user.opcode, user.shape.with_dimensions(sizes), operands, attributes=attributes)
     result = transpose(new, permutation)
+    name = user.name
     computation.replace(user, result)
+    computation.rename(new, name)
     return result
 
 

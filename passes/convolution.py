@@ -64,7 +64,7 @@ def unsupported_form(convolution: HloInstruction) -> Refusal | None:
     shapes = [o.shape for o in convolution.operands] + [result_shape(convolution)]
 
     def refuse(rule: str, what: str, advice: str) -> Refusal:
-        return Refusal(rule, f"{described(convolution)} {what}", advice, convolution)
+        return Refusal(rule, f"{described(convolution, 'convolution')} {what}", advice, convolution)
 
     if rank not in CANONICAL_LABELS:
         return refuse("rank", f"has {rank} spatial dimensions", "use 1 to 3 spatial dimensions")

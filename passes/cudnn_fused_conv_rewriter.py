@@ -5,7 +5,7 @@ from __future__ import annotations
 from xla_fp8.graph import GRAPH_CALL_TARGET, Graph
 from xla_fp8.hlo import HloComputation, HloInstruction, HloModule, Shape
 from xla_fp8.hlo.attributes import quote
-from xla_fp8.passes.base import Pass, Refusal, described, rewritable_computations
+from xla_fp8.passes.base import Pass, Refusal, rewritable_computations
 from xla_fp8.passes.convolution import (
     BACKWARD_INPUT,
     CONVOLUTION_TARGETS,
@@ -111,8 +111,8 @@ class CudnnFusedConvRewriter(Pass):
                     if isinstance(scale.value, ChannelVector):
                         return Refusal(
                             "needs-extended-dialect",
-                            f"{described(scale.instruction)} scales each output channel of the filter, which the xla "
-                            "dialect of the graph string cannot say",
+                            f"{self.context.described(scale.instruction)} scales each output channel of the filter, "
+                            "which the xla dialect of the graph string cannot say",
                             "use --dialect=extended (xla_fp8.jit does)",
                             scale.instruction,
                         )

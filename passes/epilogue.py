@@ -371,7 +371,8 @@ class EpilogueCapture:
     def aux_choices(self, output: Step, needed: list[Step]) -> list[tuple[Step, ...]]:
         """Which amax (and copy) results to try: all of them, then none."""
         values = {step.instruction for step in needed if step.kind == "value"}
-        amax = tuple(s for s in self.steps.values() if s.kind == "amax" and s.inputs[0] in values)
+        found = (self.amax_within(s, values) for s in self.steps.values() if s.kind == "amax")
+        amax = tuple(step for step in found if step is not None)
         choices: list[tuple[Step, ...]] = [amax, ()] if amax else [()]
         if self.extended and output.kind == "cast":
             for base in tuple(choices):
@@ -379,8 +380,22 @@ class EpilogueCapture:
                     choices.append((*base, copy))
         return choices
 
+    def amax_within(self, amax: Step, values: set[HloInstruction]) -> Step | None:
+        """The amax as one of a value among `values`: through converts between wide types, which are no nodes."""
+        (value,) = amax.inputs
+        interior = amax.interior
+        while value not in values:
+            step = self.steps[value]
+            if step.ops or not step.inputs:
+                return None
+            interior, value = (*interior, value), step.inputs[0]
+        return dataclasses.replace(amax, ops=(Op("amax", (value,)),), inputs=(value,), interior=interior)
+
     def copy_step(self, output: Step, needed: list[Step], aux: tuple[Step, ...]) -> Step | None:
-        """A second tensor result for the one value that is used outside too; None where there is none, or several."""
+        """A second tensor result for the one value that is used outside too; None where there is none, or several.
+
+        Where its only use outside is a convert between wide types, the copy is of that type.
+        """
         covered = self.covered(needed, aux)
         escaping = [
             step
@@ -391,7 +406,11 @@ class EpilogueCapture:
         if len(escaping) != 1:
             return None
         value = escaping[0].instruction
-        return Step(value, (Op("copy", (value,)),), (value,), kind="copy")
+        outside = [user for user in value.users if user not in covered]
+        copied = value
+        if len(outside) == 1 and not value.is_root and self.in_graph(outside[0]) and not self.steps[outside[0]].ops:
+            copied = outside[0]
+        return Step(copied, (Op("copy", (value,)),), (value,), kind="copy")
 
     @staticmethod
     def covered(needed: list[Step], aux: tuple[Step, ...]) -> set[HloInstruction]:
@@ -399,7 +418,7 @@ class EpilogueCapture:
         covered: set[HloInstruction] = set()
         for step in (*needed, *aux):
             covered.update(step.interior)
-            if step.kind != "copy":
+            if step.kind != "copy" or step.instruction not in step.inputs:
                 covered.add(step.instruction)
         return covered
 
@@ -428,13 +447,18 @@ class EpilogueCapture:
             )
         return None
 
-    @staticmethod
-    def _two_endpoints(value: HloInstruction, outside: HloInstruction | None, output: Step) -> Refusal:
-        other = described(outside) if outside is not None else "the computation's result"
+    def described(self, instruction: HloInstruction) -> str:
+        """`described`; the convolution's value under the convolution's name, which its custom call bears now."""
+        if instruction is self.result and instruction.operands:
+            return described(instruction.operand(0), "convolution")
+        return described(instruction)
+
+    def _two_endpoints(self, value: HloInstruction, outside: HloInstruction | None, output: Step) -> Refusal:
+        other = self.described(outside) if outside is not None else "the computation's result"
+        end = self.described(output.instruction)
         return Refusal(
             "two-endpoints",
-            f"{described(value)} is used by {other} as well as on the way to {described(output.instruction)}; a "
-            "graph has one tensor output",
+            f"{self.described(value)} is used by {other} as well as on the way to {end}; a graph has one tensor output",
             "let only one of them use it, or use --dialect=extended, where an FP8 output may have one copy beside it",
             value,
         )

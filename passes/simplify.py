@@ -40,15 +40,19 @@ class Simplify(Pass):
             for instruction in computation.instructions:
                 if instruction.parent is not computation or instruction.has_control_dependencies:
                     continue
+                if self.context.fuel == 0:
+                    break
                 for rule in RULES.get(instruction.opcode, ()):
                     new = rule(instruction)
                     if new is None:
                         continue
-                    if not self.context.consume_fuel():
-                        break
+                    self.context.consume_fuel()
                     if (sharding := instruction.sharding) and new.sharding is None and new.opcode != "parameter":
                         new.attributes["sharding"] = sharding
+                    name = instruction.name
                     computation.replace(instruction, new)
+                    if rule is not no_change:
+                        computation.rename(new, name)
                     touched = True
                     break
             if touched:
