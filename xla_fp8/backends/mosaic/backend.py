@@ -1,0 +1,153 @@
+"""The backend: which graph calls the kernel runs, with which configs, and the JAX function around it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from xla_fp8.backends.mosaic import configs
+from xla_fp8.backends.mosaic.configs import Config
+from xla_fp8.backends.mosaic.epilogue import Epilogue, epilogue_of
+from xla_fp8.backends.mosaic.problem import Problem, problem_of
+from xla_fp8.backends.protocol import Implementation, No, Yes
+from xla_fp8.errors import XlaFp8Error
+from xla_fp8.graph import FP8_TYPES
+from xla_fp8.target import GraphCall, Target, Verdict, format_version
+
+Precision = Literal["default", "highest"]
+"""`default` sums in the tensor core, which keeps fewer bits than f32; `highest` adds to f32 every step."""
+
+
+class MosaicError(XlaFp8Error):
+    """A call that the backend was asked to lower although it does not support it; says why."""
+
+
+@dataclasses.dataclass(frozen=True)
+class MosaicBackend:
+    """FP8 convolutions through `kernel.convolve`, on Hopper.
+
+    Attributes:
+        precision: see `Precision`; outputs of `highest` equal the f32 reference, at about 80% of the speed.
+    """
+
+    precision: Precision = "default"
+    name: str = "mosaic"
+    opaque: bool = True
+
+    def supports(self, call: GraphCall, target: Target) -> Verdict:
+        """Yes, or No with the reason: the target, the convolution, the epilogue, or that no tile fits the machine."""
+        # The tensor core instruction (wgmma) is Hopper's alone: neither Ada before nor Blackwell after has it.
+        if target.compute_capability != (9, 0):
+            return No(
+                "the kernel needs compute capability 9.0 (Hopper), and the target has "
+                f"{format_version(target.compute_capability)}"
+            )
+        plan = _plan(call)
+        if isinstance(plan, No):
+            return plan
+        if not self._generate(plan):
+            return No(
+                f"no tile fits the shared memory of a multiprocessor beside what the graph {call.graph} reads and stores"
+            )
+        return Yes()
+
+    def configs(self, call: GraphCall, target: Target) -> Sequence[Config]:
+        """Tile sizes for the call, the one that the model of `configs` prefers first. Empty where it is not supported."""
+        plan = _plan(call)
+        return () if isinstance(plan, No) else self._generate(plan)
+
+    def lower(self, call: GraphCall, config: object) -> Implementation:
+        """A JAX function of input, filter and side operands, in the dimension order of the call's labels.
+
+        Raises:
+            MosaicError: the call is not supported.
+        """
+        plan = _plan(call)
+        if isinstance(plan, No):
+            raise MosaicError(f"the mosaic backend does not run this convolution: {plan.reason}")
+        assert isinstance(config, Config), config
+        return functools.partial(_run, call, plan, config)
+
+    def _generate(self, plan: _Plan) -> tuple[Config, ...]:
+        return configs.generate(
+            plan.problem, plan.epilogue.footprint, self.precision == "highest", multiprocessors()
+        )
+
+
+@functools.cache
+def multiprocessors() -> int:
+    """Of the local GPU, or of an H200 where there is none."""
+    try:
+        return int(jax.local_devices(backend="gpu")[0].core_count)
+    except RuntimeError:
+        return configs.MULTIPROCESSORS
+
+
+@dataclasses.dataclass(frozen=True)
+class _Plan:
+    problem: Problem
+    epilogue: Epilogue
+
+
+def _plan(call: GraphCall) -> _Plan | No:
+    types = [shape.element_type for shape in call.operand_shapes[:2]]
+    if any(type not in FP8_TYPES for type in types):
+        return No(f"the kernel multiplies {' and '.join(FP8_TYPES)}, and the operands are {' and '.join(types)}")
+    if types[0] != types[1] and not _mixes_types():
+        return No(f"JAX {jax.__version__} cannot multiply {types[0]} by {types[1]} in a kernel; 0.11 can")
+    problem = problem_of(call)
+    if isinstance(problem, No):
+        return problem
+    epilogue = epilogue_of(call)
+    return epilogue if isinstance(epilogue, No) else _Plan(problem, epilogue)
+
+
+def _mixes_types() -> bool:
+    return jax.__version_info__ >= (0, 11)
+
+
+def _run(call: GraphCall, plan: _Plan, config: Config, *operands: jax.Array) -> tuple[jax.Array, ...]:
+    """The call on arrays in the order of its labels; transposes only where that order is not channels-last."""
+    from xla_fp8.backends.mosaic.kernel import convolve
+
+    problem, labels = plan.problem, call.dim_labels
+    to_output = _channels_last(labels.output)
+    input = operands[0].transpose(_channels_last(labels.lhs)).reshape(problem.input_shape)
+    filter = operands[1].transpose(_channels_last(labels.rhs)).reshape(problem.filter_shape)
+    mirrored = [axis for axis, mirror in enumerate(problem.reversal, start=1) if mirror]
+    filter = jnp.flip(filter, mirrored) if mirrored else filter
+    sides = [
+        side.transpose(to_output).reshape(problem.output_shape) if kind == "tensor" else side.astype(jnp.float32)
+        for side, kind in zip(operands[2:], (side.kind for side in plan.epilogue.sides), strict=True)
+    ]
+    tensors, maxima = convolve(problem, config, plan.epilogue, multiprocessors(), input, filter, sides)
+
+    tensor, maximum = iter(tensors), iter(maxima)
+    output_dimensions = call.output_shapes[0].dimensions
+    last_to_labels = tuple(sorted(range(len(to_output)), key=to_output.__getitem__))
+    results = []
+    for node, shape in zip((call.graph.output, *call.graph.aux_outputs), call.output_shapes, strict=True):
+        if node.op == "amax":
+            results.append(next(maximum).astype(_dtype(shape.element_type)))
+        else:
+            in_order = [output_dimensions[d] for d in to_output]
+            results.append(next(tensor).reshape(in_order).transpose(last_to_labels))
+    return tuple(results)
+
+
+def _dtype(type: str) -> object:
+    from xla_fp8.hlo.literal import numpy_dtype
+
+    return numpy_dtype(type)
+
+
+def _channels_last(labels: str) -> tuple[int, ...]:
+    """The permutation that brings a tensor with these labels to N, spatial, C (a filter: K, spatial, C)."""
+    outer, inner = ("o", "i") if "o" in labels else ("b", "f")
+    spatial = sorted(label for label in labels if label not in (outer, inner))
+    return tuple(labels.index(label) for label in (outer, *spatial, inner))

@@ -1,0 +1,197 @@
+"""The graph string as code on the accumulator: everything behind the convolution, in one pass, in f32.
+
+`Epilogue` says what the kernel has to bring (scalars, vectors, tensors) and to store (tensors, amax); `evaluate` computes a
+block of it. Values are what `xla_fp8.backends.reference` computes, up to the rounding of f32:
+
+- scales in a row are multiplied first and applied once, and `invscale` multiplies by the reciprocal;
+- elu is written with tanh, exp(a) - 1 = 2 t / (1 - t) for t = tanh(a / 2), which keeps its digits near 0;
+- gelu_erf is (1 + erf), which loses digits far below 0, where the result is near 0.
+
+NaN goes through every op, as in the reference. A store to FP8 saturates: the conversion instruction does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from xla_fp8.backends.mosaic.configs import Footprint
+from xla_fp8.backends.protocol import No
+from xla_fp8.graph import Graph, Node
+from xla_fp8.graph.ops import SideKind
+from xla_fp8.hlo.literal import numpy_dtype
+from xla_fp8.target import GraphCall
+
+_TENSOR_TYPES = ("f8e4m3fn", "f8e5m2", "bf16", "f16", "f32")
+"""Element types of what is stored and of side tensors."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Side:
+    """A side operand: its kind, and its element type (scalars and vectors are read as f32)."""
+
+    kind: SideKind
+    type: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Epilogue:
+    """A graph and the types around it.
+
+    Attributes:
+        sides: the side operands, in the order of the custom call.
+        outputs: element types of the tensors that are stored: the output, then the copies in node order.
+    """
+
+    graph: Graph
+    sides: tuple[Side, ...]
+    outputs: tuple[str, ...]
+
+    @property
+    def scalars(self) -> tuple[int, ...]:
+        """Positions in `sides` of the scalars."""
+        return self._of_kind("scalar")
+
+    @property
+    def vectors(self) -> tuple[int, ...]:
+        return self._of_kind("vector")
+
+    @property
+    def tensors(self) -> tuple[int, ...]:
+        return self._of_kind("tensor")
+
+    @property
+    def amax_count(self) -> int:
+        return sum(node.op == "amax" for node in self.graph)
+
+    @property
+    def output_dtypes(self) -> tuple[Any, ...]:
+        return tuple(numpy_dtype(type) for type in self.outputs)
+
+    @property
+    def tensor_dtypes(self) -> tuple[Any, ...]:
+        return tuple(numpy_dtype(self.sides[i].type) for i in self.tensors)
+
+    @property
+    def footprint(self) -> Footprint:
+        return Footprint(
+            tuple(dtype.itemsize for dtype in self.output_dtypes), tuple(dtype.itemsize for dtype in self.tensor_dtypes)
+        )
+
+    def _of_kind(self, kind: SideKind) -> tuple[int, ...]:
+        return tuple(i for i, side in enumerate(self.sides) if side.kind == kind)
+
+    def evaluate(
+        self, accumulator: jax.Array, side: Callable[[int], jax.Array]
+    ) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
+        """Computes a block.
+
+        Args:
+            accumulator: f32 [rows, columns].
+            side: the f32 value of side operand `i` of `sides` for this block: a scalar, or [rows, columns].
+
+        Returns:
+            The tensors to store, each in its type, and for each amax the f32 block whose largest value it is.
+        """
+        values: dict[int, _Value] = {self.graph.nodes[0].uid: _Value(accumulator)}
+        used = iter(range(len(self.sides)))
+        for node in self.graph.nodes[1:]:
+            operands = [values[uid] for uid in node.operands]
+            sides = [side(next(used)) for _ in node.spec.sides_for(len(node.operands))]
+            values[node.uid] = _apply(node, operands, sides)
+        stored = [self.graph.output, *(node for node in self.graph if node.op == "copy")]
+        tensors = tuple(
+            values[node.uid].plain().astype(dtype) for node, dtype in zip(stored, self.output_dtypes, strict=True)
+        )
+        return tensors, tuple(jnp.abs(values[node.uid].plain()) for node in self.graph if node.op == "amax")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Value:
+    """A block times a scalar that is not yet multiplied in: a chain of scales costs one multiplication."""
+
+    block: jax.Array
+    scale: jax.Array | None = None
+
+    def scaled(self, by: jax.Array) -> _Value:
+        return _Value(self.block, by if self.scale is None else self.scale * by)
+
+    def plain(self) -> jax.Array:
+        return self.block if self.scale is None else self.block * self.scale
+
+
+def _apply(node: Node, operands: list[_Value], sides: list[jax.Array]) -> _Value:
+    if node.op == "scale":
+        return operands[0].scaled(sides[0])
+    if node.op == "invscale":
+        return operands[0].scaled(1.0 / sides[0])
+    if node.op in ("amax", "copy"):
+        return operands[0]
+    return _Value(_OPS[node.op](*(operand.plain() for operand in operands), *sides))
+
+
+def _elu(a: jax.Array) -> jax.Array:
+    t = lax.tanh(a * 0.5)
+    return jnp.where(a > 0, a, 2.0 * t / (1.0 - t))
+
+
+def _sigmoid(a: jax.Array) -> jax.Array:
+    return 1.0 / (1.0 + lax.exp(-a))
+
+
+def _gelu_erf(a: jax.Array) -> jax.Array:
+    return 0.5 * a * (1.0 + lax.erf(a * math.sqrt(0.5)))
+
+
+def _gelu_tanh(a: jax.Array) -> jax.Array:
+    return 0.5 * a * (1.0 + lax.tanh(math.sqrt(2 / math.pi) * (a + 0.044715 * a * a * a)))
+
+
+_OPS: Mapping[str, Callable[..., jax.Array]] = MappingProxyType(
+    {
+        "add": lambda a, b: a + b,
+        "min": jnp.minimum,
+        "max": jnp.maximum,
+        "relu": lambda a: jnp.maximum(a, 0.0),
+        "elu": _elu,
+        "bias": lambda a, b: a + b,
+        "channel_scale": lambda a, b: a * b,
+        "add_scaled": lambda a, tensor, scale: a + tensor * scale,
+        "silu": lambda a: a * _sigmoid(a),
+        "gelu_erf": _gelu_erf,
+        "gelu_tanh": _gelu_tanh,
+        "sigmoid": _sigmoid,
+        "tanh": lax.tanh,
+    }
+)
+"""Each op that is neither a scale nor an aux output, on f32 blocks."""
+
+
+def epilogue_of(call: GraphCall) -> Epilogue | No:
+    """The epilogue of a call, or why the kernel has none for it."""
+    graph = call.graph
+    sides = []
+    for side in graph.side_operands():
+        type = call.operand_shapes[side.index].element_type
+        if side.kind == "tensor" and type not in _TENSOR_TYPES:
+            return No(f"the kernel adds tensors of {', '.join(_TENSOR_TYPES)}, and {side.op} has one of {type}")
+        sides.append(Side(side.kind, type))
+    results = (graph.output, *graph.aux_outputs)
+    types = []
+    for node, shape in zip(results, call.output_shapes, strict=True):
+        if node.op == "amax":
+            continue
+        if shape.element_type not in _TENSOR_TYPES:
+            return No(f"the kernel stores {', '.join(_TENSOR_TYPES)}, not {shape.element_type}")
+        types.append(shape.element_type)
+    unknown = {node.op for node in graph.nodes[1:]} - {*_OPS, "scale", "invscale", "amax", "copy"}
+    if unknown:
+        return No(f"the kernel does not know the op {' or '.join(sorted(unknown))}")
+    return Epilogue(graph, tuple(sides), tuple(types))

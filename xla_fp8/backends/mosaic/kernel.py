@@ -1,0 +1,434 @@
+"""The kernel: an FP8 convolution with its epilogue, for one Hopper GPU, in Pallas Mosaic GPU.
+
+`geometry` says what a tile and a step are. Each block of three warpgroups stays on its multiprocessor and takes every
+`blocks`-th tile (a persistent grid):
+
+    producer    for each step: wait until the stage is empty; copy the input box and the filter rows into it (TMA).
+    consumers   (two, each with half of the tile's pixels) for each step: wait until the stage is full; multiply (wgmma);
+                release the stage whose multiplication has ended. Then the epilogue, while the producer runs ahead.
+
+                 +--------------------- shared memory ----------------------+
+      input  --> | stage 0 | stage 1 | ...   each BM x BK and BN x BK bytes  | --> tensor core --> accumulator (registers)
+      filter --> |                                                          |                           |
+      sides  --> | side blocks  (2 consumers x slots x BM/2 x columns)       | --> epilogue <------------+
+      output <-- | output blocks (2 consumers x slots x BM/2 x columns)      | <--    |
+                 +----------------------------------------------------------+
+
+Two views of the same bytes. The tensor core wants a tile of pixels x BK in 8-row groups, swizzled, which Mosaic calls
+TilingTransform((8, BK)) + SwizzleTransform(BK). Put on the target of a copy, the tiling would force the box to start at a
+multiple of 8 pixels, because the copy's offset is split with // and % (a shifted box would silently read other pixels). But
+rows of exactly BK bytes lie in the same order in both views, so shared memory is a RefUnion: flat and swizzled, in the
+shape of the box, for the copies; tiled, two-dimensional, for the tensor core and the registers.
+
+The epilogue goes over the tile in blocks of columns (output channels), each staged in shared memory and stored by TMA, which
+leaves out what lies outside the output. Side tensors come the same way, the first blocks asked for before the reduction.
+
+amax: each consumer keeps the largest value of every row in registers over all its tiles (pixels and channels outside the
+output masked), and writes one number at its end; `jnp.max` over 2 x blocks numbers does the rest.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.experimental.pallas as pl
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+from jax import lax
+
+from xla_fp8.backends.mosaic.configs import CONSUMERS, Config
+from xla_fp8.backends.mosaic.epilogue import Epilogue
+from xla_fp8.backends.mosaic.geometry import Geometry, Origin
+from xla_fp8.backends.mosaic.problem import Problem
+
+_PRODUCER = CONSUMERS
+_PRODUCER_REGISTERS = 40
+_CONSUMER_REGISTERS = 232
+
+
+def convolve(
+    problem: Problem,
+    config: Config,
+    epilogue: Epilogue,
+    blocks: int,
+    input: jax.Array,
+    filter: jax.Array,
+    sides: Sequence[jax.Array],
+) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
+    """Runs the kernel.
+
+    Args:
+        blocks: how many multiprocessors there are.
+        input: FP8 [N, H, W, C].
+        filter: FP8 [K, R, S, C].
+        sides: the side operands of the epilogue: f32 [] or [K], or tensors [N, OH, OW, K].
+
+    Returns:
+        The tensors of the epilogue, [N, OH, OW, K] each, and its amaxes, f32 [] each.
+    """
+    geometry = Geometry(problem, config)
+    blocks = min(blocks, geometry.tiles)
+    kernel = _Kernel(geometry, epilogue, blocks)
+    tensors = [jax.ShapeDtypeStruct(problem.output_shape, dtype) for dtype in epilogue.output_dtypes]
+    maxima = [jax.ShapeDtypeStruct((blocks * CONSUMERS,), jnp.float32)] * epilogue.amax_count
+    run = plgpu.kernel(
+        functools.partial(kernel.entry, input.dtype, filter.dtype),
+        out_type=[*tensors, *maxima],
+        grid=(blocks,),
+        grid_names=("block",),
+        num_threads=CONSUMERS + 1,
+        thread_name="warpgroup",
+        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
+    )
+    results = run(
+        _view_input(geometry, input),
+        filter.reshape(problem.features, -1, problem.channels),
+        *(_view_side(geometry, side) for side in sides),
+    )
+    stored, partial = results[: len(tensors)], results[len(tensors) :]
+    return tuple(stored), tuple(jnp.max(values) for values in partial)
+
+
+def _view_input(geometry: Geometry, input: jax.Array) -> jax.Array:
+    """The input as `Geometry.view_shape` has it: a reshape, and zeros behind it where the stride does not divide."""
+    p = geometry.problem
+    if not p.strided:
+        return input
+    shape = geometry.view_shape
+    padded = (p.batch, shape[1] * shape[2], shape[3] * p.stride[1], geometry.view_channels)
+    if padded != input.shape:
+        input = jnp.pad(input, [(0, new - old) for old, new in zip(input.shape, padded, strict=True)])
+    return input.reshape(shape)
+
+
+def _view_side(geometry: Geometry, side: jax.Array) -> jax.Array:
+    """A scalar as [1]; a vector with zeros up to a whole number of tiles; a tensor as it is."""
+    if side.ndim == 0:
+        return side.reshape(1)
+    if side.ndim == 1:
+        whole = geometry.tile_counts[-1] * geometry.config.tile_features
+        return jnp.pad(side, (0, whole - side.size)) if whole != side.size else side
+    return side
+
+
+class _Kernel:
+    """What is fixed for one kernel, and its parts in the order in which they run."""
+
+    def __init__(self, geometry: Geometry, epilogue: Epilogue, blocks: int) -> None:
+        self.geometry = geometry
+        self.config = geometry.config
+        self.epilogue = epilogue
+        self.blocks = blocks
+        footprint, features = epilogue.footprint, self.config.tile_features
+        self.columns = footprint.columns(features)
+        self.column_blocks = features // self.columns
+        self.staging_slots = footprint.staging_slots(features)
+        self.side_slots = footprint.side_slots(features)
+
+    # Shared memory
+
+    def entry(self, input_type: Any, filter_type: Any, *gmem: Any) -> None:
+        """Allocates shared memory and barriers, and runs the three warpgroups."""
+        c = self.config
+        box = (c.tile_images, c.tile_height, c.tile_width)
+        consumers = CONSUMERS * self.side_slots
+        tensors = len(self.epilogue.tensors)
+        pl.run_scoped(
+            functools.partial(self.run, gmem),
+            input_smem=_two_views((c.stages,), box, c.tile_channels, input_type),
+            filter_smem=_two_views((c.stages,), (c.tile_features,), c.tile_channels, filter_type),
+            output_smem=[self.column_smem(self.staging_slots, dtype) for dtype in self.epilogue.output_dtypes],
+            side_smem=[self.column_smem(self.side_slots, dtype) for dtype in self.epilogue.tensor_dtypes],
+            full=plgpu.Barrier(num_arrivals=2, num_barriers=c.stages),
+            empty=plgpu.Barrier(num_arrivals=CONSUMERS, num_barriers=c.stages),
+            side_full=plgpu.Barrier(num_arrivals=tensors, num_barriers=consumers) if tensors else None,
+            collective_axes="warpgroup",
+        )
+
+    def column_smem(self, slots: int, dtype: Any) -> Any:
+        """Blocks of `columns` output channels for each consumer and slot."""
+        return _two_views((CONSUMERS, slots), self.geometry.warpgroup_box(), self.columns, dtype)
+
+    # The three warpgroups
+
+    def run(
+        self,
+        gmem: Sequence[Any],
+        input_smem: Any,
+        filter_smem: Any,
+        output_smem: Any,
+        side_smem: Any,
+        full: Any,
+        empty: Any,
+        side_full: Any,
+    ) -> None:
+        sides = len(self.epilogue.sides)
+        input_gmem, filter_gmem, *rest = gmem
+        side_gmem, result_gmem = rest[:sides], rest[sides:]
+        (input_tiled, input_flat), (filter_tiled, filter_flat) = input_smem, filter_smem
+        block, warpgroup = lax.axis_index("block"), lax.axis_index("warpgroup")
+        my_tiles = lax.div(self.geometry.tiles - block + self.blocks - 1, self.blocks)
+
+        @pl.when(warpgroup == _PRODUCER)
+        def _() -> None:
+            plgpu.set_max_registers(_PRODUCER_REGISTERS, action="decrease")
+            self.produce(block, my_tiles, input_gmem, filter_gmem, input_flat, filter_flat, full, empty)
+
+        @pl.when(warpgroup < _PRODUCER)
+        def _() -> None:
+            plgpu.set_max_registers(_CONSUMER_REGISTERS, action="increase")
+            multiply = functools.partial(self.multiply, warpgroup, input_tiled, filter_tiled, full, empty)
+            self.consume(block, warpgroup, my_tiles, multiply, side_gmem, result_gmem, output_smem, side_smem, side_full)
+
+    def produce(
+        self,
+        block: jax.Array,
+        my_tiles: jax.Array,
+        input_gmem: Any,
+        filter_gmem: Any,
+        input_flat: Any,
+        filter_flat: Any,
+        full: Any,
+        empty: Any,
+    ) -> None:
+        """Copies the operands of every step of every tile into the stages, in order, as they become free."""
+        c, geometry = self.config, self.geometry
+
+        @pl.loop(0, my_tiles)
+        def _(i: jax.Array) -> None:
+            origin = geometry.origin(block + i * self.blocks)
+
+            @pl.loop(0, geometry.steps)
+            def _(j: jax.Array) -> None:
+                ordinal = i * geometry.steps + j
+                stage = lax.rem(ordinal, c.stages)
+                step = geometry.step(j)
+                box = geometry.box_start(origin, step)
+
+                @pl.when(ordinal >= c.stages)
+                def _() -> None:
+                    plgpu.barrier_wait(empty.at[stage])
+
+                rows = (pl.ds(box.n, c.tile_images), pl.ds(box.h, c.tile_height))
+                parity = (box.parity,) if geometry.problem.strided else ()
+                pixels = (*rows, *parity, pl.ds(box.w, c.tile_width), pl.ds(box.c, c.tile_channels))
+                plgpu.copy_gmem_to_smem(input_gmem.at[pixels], input_flat.at[stage], full.at[stage])
+                features = (pl.ds(origin.k, c.tile_features), step.tap, pl.ds(step.c, c.tile_channels))
+                plgpu.copy_gmem_to_smem(filter_gmem.at[features], filter_flat.at[stage], full.at[stage])
+
+    def consume(
+        self,
+        block: jax.Array,
+        warpgroup: jax.Array,
+        my_tiles: jax.Array,
+        multiply: Callable[[jax.Array], jax.Array],
+        side_gmem: Sequence[Any],
+        result_gmem: Sequence[Any],
+        output_smem: Sequence[Any],
+        side_smem: Sequence[Any],
+        side_full: Any,
+    ) -> None:
+        """Computes this consumer's half of every tile."""
+        geometry, epilogue = self.geometry, self.epilogue
+        output_gmem, amax_gmem = result_gmem[: len(epilogue.outputs)], result_gmem[len(epilogue.outputs) :]
+        scalars = {i: side_gmem[i][0] for i in epilogue.scalars}
+        fetch = functools.partial(self.fetch_sides, warpgroup, side_gmem, side_smem, side_full)
+
+        def tile(i: jax.Array, maxima: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+            whole = geometry.origin(block + i * self.blocks)
+            origin = geometry.warpgroup_origin(whole, warpgroup)
+            for column_block in range(min(self.side_slots, self.column_blocks)):
+                fetch(origin, column_block)
+            accumulator = multiply(i)
+            inside = self.rows_inside(origin) if epilogue.amax_count and not geometry.covers_exactly else None
+
+            for q in range(self.column_blocks):
+                value = self.side_reader(q, origin, warpgroup, scalars, side_gmem, side_smem, side_full)
+                first = q * self.columns
+                tensors, magnitudes = epilogue.evaluate(accumulator[:, first : first + self.columns], value)
+                maxima = tuple(
+                    jnp.maximum(old, self.largest(new, origin, first, inside))
+                    for old, new in zip(maxima, magnitudes, strict=True)
+                )
+                self.store(q, tensors, origin, warpgroup, output_smem, output_gmem)
+                if q + self.side_slots < self.column_blocks:
+                    fetch(origin, q + self.side_slots)
+            return maxima
+
+        rows = plgpu.Layout.WGMMA.reduce(1)
+        nothing = plgpu.layout_cast(jnp.zeros((self.config.warpgroup_pixels,), jnp.float32), rows)
+        maxima = lax.fori_loop(0, my_tiles, tile, (nothing,) * epilogue.amax_count)
+        for gmem, values in zip(amax_gmem, maxima, strict=True):
+            gmem[block * CONSUMERS + warpgroup] = values.max()
+        plgpu.wait_smem_to_gmem(0)
+
+    # The reduction
+
+    def multiply(
+        self, warpgroup: jax.Array, input_tiled: Any, filter_tiled: Any, full: Any, empty: Any, i: jax.Array
+    ) -> jax.Array:
+        """The sum over all steps of tile `i` of this block: f32 [BM / 2, BN]."""
+        c, steps = self.config, self.geometry.steps
+        shape = (c.warpgroup_pixels, c.tile_features)
+        mine = pl.ds(warpgroup * c.warpgroup_pixels, c.warpgroup_pixels)
+
+        def start(accumulator: Any, j: jax.Array) -> jax.Array:
+            """Starts the multiplication of step `j`; returns its ordinal among all steps of the block."""
+            ordinal = i * steps + j
+            stage = lax.rem(ordinal, c.stages)
+            plgpu.barrier_wait(full.at[stage])
+            plgpu.wgmma(accumulator, input_tiled.at[stage, mine], filter_tiled.at[stage].transpose((1, 0)))
+            return ordinal
+
+        def release(ordinal: jax.Array) -> None:
+            plgpu.barrier_arrive(empty.at[lax.rem(ordinal, c.stages)])
+
+        def in_tensor_core(accumulator: Any) -> jax.Array:
+            @pl.loop(0, steps)
+            def _(j: jax.Array) -> None:
+                ordinal = start(accumulator, j)
+                plgpu.wgmma_wait(c.delay)
+
+                @pl.when(j >= c.delay)
+                def _() -> None:
+                    release(ordinal - c.delay)
+
+            plgpu.wgmma_wait(0)
+            for late in reversed(range(min(c.delay, steps))):
+                release(i * steps + steps - 1 - late)
+            return accumulator[...]
+
+        def one_step(j: jax.Array, accumulator: Any) -> jax.Array:
+            ordinal = start(accumulator, j)
+            plgpu.wgmma_wait(0)
+            release(ordinal)
+            return accumulator[...]
+
+        scope = plgpu.ACC(shape, jnp.float32)
+        if not c.promote:
+            return pl.run_scoped(in_tensor_core, scope)
+        zeros = plgpu.layout_cast(jnp.zeros(shape, jnp.float32), plgpu.Layout.WGMMA)
+        return lax.fori_loop(
+            0, steps, lambda j, total: total + pl.run_scoped(functools.partial(one_step, j), scope), zeros
+        )
+
+    # The epilogue
+
+    def fetch_sides(
+        self,
+        warpgroup: jax.Array,
+        side_gmem: Sequence[Any],
+        side_smem: Sequence[Any],
+        side_full: Any,
+        origin: Origin,
+        column_block: int,
+    ) -> None:
+        """Asks for one block of columns of every side tensor."""
+        slot = column_block % self.side_slots
+        for position, (_, flat) in zip(self.epilogue.tensors, side_smem, strict=True):
+            source = side_gmem[position].at[self.output_box(origin, column_block)]
+            plgpu.copy_gmem_to_smem(
+                source, flat.at[warpgroup, slot], side_full.at[warpgroup * self.side_slots + slot]
+            )
+
+    def side_reader(
+        self,
+        column_block: int,
+        origin: Origin,
+        warpgroup: jax.Array,
+        scalars: dict[int, jax.Array],
+        side_gmem: Sequence[Any],
+        side_smem: Sequence[Any],
+        side_full: Any,
+    ) -> Callable[[int], jax.Array]:
+        """What `Epilogue.evaluate` asks for the side operands of one block of columns."""
+        shape = (self.config.warpgroup_pixels, self.columns)
+        slot = column_block % self.side_slots
+        blocks: dict[int, jax.Array] = {}
+        if self.epilogue.tensors:
+            plgpu.barrier_wait(side_full.at[warpgroup * self.side_slots + slot])
+            for position, (tiled, _) in zip(self.epilogue.tensors, side_smem, strict=True):
+                blocks[position] = tiled[warpgroup, slot].astype(jnp.float32)
+
+        def read(position: int) -> jax.Array:
+            if position in scalars:
+                return scalars[position]
+            if position in blocks:
+                return blocks[position]
+            features = pl.ds(origin.k + column_block * self.columns, self.columns)
+            vector = _load(side_gmem[position].at[features], plgpu.Layout.WGMMA.reduce(0))
+            return lax.broadcast_in_dim(vector, shape, (1,))
+
+        return read
+
+    def store(
+        self,
+        column_block: int,
+        tensors: Sequence[jax.Array],
+        origin: Origin,
+        warpgroup: jax.Array,
+        output_smem: Sequence[Any],
+        output_gmem: Sequence[Any],
+    ) -> None:
+        """Stores one block of columns of every output: registers, shared memory, global memory."""
+        slot = column_block % self.staging_slots
+        # The last copy out of this slot must have read it: at the start of a tile all have to, later all but those of
+        # the other slots.
+        pending = 0 if column_block == 0 else (self.staging_slots - 1) * len(tensors)
+        plgpu.wait_smem_to_gmem(pending, wait_read_only=True)
+        for tensor, (tiled, _) in zip(tensors, output_smem, strict=True):
+            tiled.at[warpgroup, slot][...] = tensor
+        plgpu.commit_smem()
+        for (_, flat), gmem in zip(output_smem, output_gmem, strict=True):
+            plgpu.copy_smem_to_gmem(flat.at[warpgroup, slot], gmem.at[self.output_box(origin, column_block)])
+
+    def output_box(self, origin: Origin, column_block: int) -> tuple[Any, ...]:
+        """Where a block of columns of a consumer's half tile lies in a tensor of the output's shape."""
+        n, h, w = self.geometry.warpgroup_box()
+        first = origin.k + column_block * self.columns
+        return pl.ds(origin.n, n), pl.ds(origin.h, h), pl.ds(origin.w, w), pl.ds(first, self.columns)
+
+    # amax
+
+    def rows_inside(self, origin: Origin) -> jax.Array:
+        """Which rows of this consumer's half tile are pixels of the output."""
+        p, (_, height, width) = self.geometry.problem, self.geometry.warpgroup_box()
+        row = plgpu.broadcasted_iota(
+            jnp.int32, (self.config.warpgroup_pixels,), 0, layout=plgpu.Layout.WGMMA.reduce(1)
+        )
+        n, rest = lax.div(row, height * width), lax.rem(row, height * width)
+        h, w = lax.div(rest, width), lax.rem(rest, width)
+        return (n < p.batch - origin.n) & (h < p.out_height - origin.h) & (w < p.out_width - origin.w)
+
+    def largest(self, block: jax.Array, origin: Origin, first: int, inside: jax.Array | None) -> jax.Array:
+        """The largest value of each row of a block, without what lies outside the output."""
+        features = self.geometry.problem.features
+        if features % self.config.tile_features:
+            column = plgpu.broadcasted_iota(jnp.int32, block.shape, 1, layout=plgpu.Layout.WGMMA)
+            block = jnp.where(column < features - origin.k - first, block, 0.0)
+        largest = block.max(axis=1)
+        return largest if inside is None else jnp.where(inside, largest, 0.0)
+
+
+def _two_views(leading: tuple[int, ...], box: tuple[int, ...], columns: int, dtype: Any) -> Any:
+    """The same shared memory as [rows, columns] for the tensor core and registers, and as [*box, columns] for copies."""
+    swizzle = columns * jnp.dtype(dtype).itemsize
+    rows = 1
+    for extent in box:
+        rows *= extent
+    tiled = (plgpu.TilingTransform((8, columns)), plgpu.SwizzleTransform(swizzle))
+    return plgpu.RefUnion(
+        plgpu.SMEM((*leading, rows, columns), dtype, transforms=tiled),
+        plgpu.SMEM((*leading, *box, columns), dtype, transforms=(plgpu.SwizzleTransform(swizzle),)),
+    )
+
+
+def _load(ref: Any, layout: Any) -> jax.Array:
+    """`plgpu.load` of a whole ref, whose second parameter JAX 0.10 wants and JAX 0.12 does not have."""
+    try:
+        return plgpu.load(ref, layout=layout, optimized=False)
+    except TypeError:
+        return plgpu.load(ref, (), layout=layout, optimized=False)
