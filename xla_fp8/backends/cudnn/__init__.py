@@ -1,0 +1,8 @@
+"""The cuDNN backend: graph calls as cuDNN graphs, called from XLA, and answers about them without a GPU."""
+
+from __future__ import annotations
+
+from xla_fp8.backends.cudnn.errors import CudnnError, CudnnMissingError, CudnnUnsupportedError
+from xla_fp8.backends.cudnn.support import Support, support
+
+__all__ = ["CudnnError", "CudnnMissingError", "CudnnUnsupportedError", "Support", "support"]

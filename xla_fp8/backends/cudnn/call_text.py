@@ -1,0 +1,42 @@
+"""A graph call as one line of JSON and back: what an FFI attribute, a cache key and a child process carry."""
+
+from __future__ import annotations
+
+import functools
+import json
+
+from xla_fp8.backends.cudnn.errors import CudnnError
+from xla_fp8.errors import XlaFp8Error
+from xla_fp8.graph import Graph
+from xla_fp8.hlo import ConvolutionDimensionNumbers, Shape, Window
+from xla_fp8.target import GraphCall
+
+
+def encode(call: GraphCall) -> str:
+    """`call` as compact JSON; equal calls give equal text. Layouts of the shapes are left out: cuDNN has its own."""
+    fields = {
+        "graph": str(call.graph),
+        "operands": [shape.text_without_layout for shape in call.operand_shapes],
+        "results": [shape.text_without_layout for shape in call.output_shapes],
+        "window": str(call.window),
+        "dim_labels": str(call.dim_labels),
+        "groups": call.feature_group_count,
+    }
+    return json.dumps(fields, separators=(",", ":"))
+
+
+@functools.lru_cache(maxsize=1024)
+def decode(text: str) -> GraphCall:
+    """What `encode` made. Raises CudnnError where the text is not that."""
+    try:
+        fields = json.loads(text)
+        return GraphCall(
+            Graph.parse(fields["graph"]),
+            tuple(map(Shape.parse, fields["operands"])),
+            tuple(map(Shape.parse, fields["results"])),
+            Window.parse(fields["window"]),
+            ConvolutionDimensionNumbers.parse(fields["dim_labels"]),
+            int(fields["groups"]),
+        )
+    except (ValueError, KeyError, TypeError, XlaFp8Error) as error:
+        raise CudnnError(f"not a graph call: {error}: {text}") from error
