@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from xla_fp8.api.explain import explain
     from xla_fp8.api.jit import jit
     from xla_fp8.api.rewrite import rewrite
+    from xla_fp8.functions import conv_general_dilated, saturating_cast
     from xla_fp8.tracing.errors import FallbackWarning, NotRewrittenError
 
 __version__ = "0.1.0"
@@ -23,17 +24,21 @@ __all__ = [
     "NotRewrittenError",
     "XlaFp8Error",
     "__version__",
+    "conv_general_dilated",
     "explain",
     "jit",
     "rewrite",
+    "saturating_cast",
 ]
 
 _HOME = {
     "FallbackWarning": "xla_fp8.tracing.errors",
     "NotRewrittenError": "xla_fp8.tracing.errors",
+    "conv_general_dilated": "xla_fp8.functions",
     "explain": "xla_fp8.api.explain",
     "jit": "xla_fp8.api.jit",
     "rewrite": "xla_fp8.api.rewrite",
+    "saturating_cast": "xla_fp8.functions",
 }
 """Where each public name lives."""
 

@@ -48,7 +48,7 @@ def test_pipeline_keeps_the_meaning(name: str) -> None:
         pytest.skip(f"the original does not run on a CPU: {str(error).splitlines()[0]}")
     arrays = random_inputs(executable.parameters)
     before = executable(*arrays)
-    # One fixture takes the sine of large numbers. Whatever is wrong by a scale or an operand is wrong by more than this.
+    # One fixture takes the sine of large numbers. A wrong scale or operand is wrong by more than this.
     tolerance = TOLERANCES[working_type(original)]
     tolerance = dataclasses.replace(tolerance, relative=max(tolerance.relative, 1e-3))
     for module in rewritten.values():
