@@ -28,6 +28,9 @@ from xla_fp8.tracing.equations import (
 )
 from xla_fp8.tracing.inline import inline_calls, substituted
 
+REGION = "xla_fp8_region"
+"""The name of the primitive that a region is an equation of."""
+
 MakeRegion = Callable[[Jaxpr, list[Any], list[Any], Equation], Equation]
 """Makes a region's equation of its closed jaxpr, inputs and outputs, and an equation to take the source from."""
 
@@ -56,7 +59,9 @@ def cut(jaxpr: Jaxpr, make_region: MakeRegion, rewrite_rule: Callable[[Equation]
         for i, equation in enumerate(equations)
     ]
     groups = _convex_groups(flow, members, seeds)
-    return _jax_compat.with_equations(jaxpr, _contracted(equations, flow, groups, outvars, make_region), outvars)
+    regions = {group[0]: _region(flow, group, members, outvars, make_region) for group in groups}
+    ordered = _contracted(equations, flow, groups, regions)
+    return _jax_compat.with_equations(jaxpr, _without_unused(ordered, equations, outvars), outvars)
 
 
 def _with_cut_bodies(
@@ -123,27 +128,38 @@ def _has_seed(jaxpr: Jaxpr) -> bool:
 
 
 def _members(flow: _DataFlow, seeds: Iterable[int]) -> set[int]:
-    """The seeds, their epilogues, and what makes the operands of both out of FP8 tensors and scalars."""
+    """The seeds and their epilogues."""
     members: set[int] = set()
-    forward = list(seeds)
-    while forward:
-        index = forward.pop()
+    pending = list(seeds)
+    while pending:
+        index = pending.pop()
         if index in members:
             continue
         members.add(index)
         for variable in flow.equations[index].outvars:
             if not is_fp8(variable.aval):  # a quantized tensor ends the epilogue; what reads it is another chain
-                forward.extend(i for i in flow.consumers.get(variable, ()) if flow.chain[i])
-    backward = list(members)
-    while backward:
-        index = backward.pop()
-        for atom in flow.equations[index].invars:
+                pending.extend(i for i in flow.consumers.get(variable, ()) if flow.chain[i])
+    return members
+
+
+def _with_operands(flow: _DataFlow, group: Sequence[int], members: set[int]) -> list[int]:
+    """A group with what makes its operands out of FP8 tensors and scalars, in program order.
+
+    These equations are cheap, and others may read their results or the same group may not hold them (they depend on
+    nothing, the group on something): each group gets its own copy.
+    """
+    taken = set(group)
+    pending = list(group)
+    while pending:
+        for atom in flow.equations[pending.pop()].invars:
             if is_literal(atom) or is_fp8(atom.aval) or (producer := flow.producer.get(atom)) is None:
                 continue
-            if producer not in members and flow.chain[producer] and _is_worth_taking(flow, producer, atom):
-                members.add(producer)
-                backward.append(producer)
-    return members
+            if producer in taken or producer in members or not flow.chain[producer]:
+                continue
+            if _is_worth_taking(flow, producer, atom):
+                taken.add(producer)
+                pending.append(producer)
+    return sorted(taken)
 
 
 def _is_worth_taking(flow: _DataFlow, producer: int, atom: Any) -> bool:
@@ -188,56 +204,67 @@ def _convex_groups(flow: _DataFlow, members: set[int], seeds: Iterable[int]) -> 
 
 
 def _contracted(
-    equations: Sequence[Equation],
-    flow: _DataFlow,
-    groups: Sequence[Sequence[int]],
-    outvars: Iterable[Any],
-    make_region: MakeRegion,
+    equations: Sequence[Equation], flow: _DataFlow, groups: Sequence[Sequence[int]], regions: dict[int, Equation]
 ) -> list[Equation]:
-    """The equations with each group as one, in an order in which everything is made before it is read."""
-    group_of = {i: number for number, group in enumerate(groups) for i in group}
-    results = {atom for atom in outvars if not is_literal(atom)}
+    """The equations with each group as one, in an order in which everything is made before it is read.
 
-    def node(i: int) -> int:
-        """An equation's node: its own index, or the first index of its group."""
-        return groups[group_of[i]][0] if i in group_of else i
-
-    waiting: dict[int, set[int]] = {node(i): set() for i in range(len(equations))}
-    successors: dict[int, set[int]] = {n: set() for n in waiting}
+    Args:
+        regions: the first index of a group → its region.
+    """
+    first = {i: group[0] for group in groups for i in group}
+    waiting: dict[int, set[int]] = {first.get(i, i): set() for i in range(len(equations))}
+    successors: dict[int, set[int]] = {node: set() for node in waiting}
     for i, predecessors in enumerate(flow.predecessors):
         for p in predecessors:
-            if node(p) != node(i):
-                waiting[node(i)].add(node(p))
-                successors[node(p)].add(node(i))
-    ready = [n for n, before in waiting.items() if not before]
+            before, after = first.get(p, p), first.get(i, i)
+            if before != after:
+                waiting[after].add(before)
+                successors[before].add(after)
+    ready = [node for node, before in waiting.items() if not before]
     heapq.heapify(ready)
     ordered: list[Equation] = []
     while ready:
-        n = heapq.heappop(ready)  # the first in program order, so that what need not move stays
-        if n in group_of:
-            ordered.append(_region([equations[i] for i in groups[group_of[n]]], flow, group_of, results, make_region))
-        else:
-            ordered.append(equations[n])
-        for after in successors[n]:
-            waiting[after].discard(n)
+        node = heapq.heappop(ready)  # the first in program order, so that what need not move stays
+        ordered.append(regions[node] if node in regions else equations[node])
+        for after in successors[node]:
+            waiting[after].discard(node)
             if not waiting[after]:
                 heapq.heappush(ready, after)
     return ordered
 
 
 def _region(
-    group: Sequence[Equation], flow: _DataFlow, group_of: dict[int, int], results: set[Any], make_region: MakeRegion
+    flow: _DataFlow, group: Sequence[int], members: set[int], outvars: Iterable[Any], make_region: MakeRegion
 ) -> Equation:
-    made = dict.fromkeys(variable for equation in group for variable in equation.outvars)
-    inputs = list(
-        dict.fromkeys(a for equation in group for a in equation.invars if not is_literal(a) and a not in made)
-    )
-    number = group_of[flow.producer[next(iter(made))]]
+    own = set(group)
+    equations = [flow.equations[i] for i in _with_operands(flow, group, members)]
+    made = {variable for equation in equations for variable in equation.outvars}
+    read = (atom for equation in equations for atom in equation.invars)
+    inputs = list(dict.fromkeys(atom for atom in read if not is_literal(atom) and atom not in made))
+    results = {atom for atom in outvars if not is_literal(atom)}
     outputs = [
         variable
-        for variable in made
-        if variable in results or any(group_of.get(i) != number for i in flow.consumers.get(variable, ()))
+        for i in group
+        for variable in flow.equations[i].outvars
+        if variable in results or any(reader not in own for reader in flow.consumers.get(variable, ()))
     ]
-    closed = _jax_compat.close_equations(inputs, outputs, group, "xla_fp8_region")
-    contraction = next(e for e in group if e.primitive.name in CONTRACTIONS | DERIVATIVE_RULES)
+    closed = _jax_compat.close_equations(inputs, outputs, equations, REGION)
+    contraction = next(e for e in equations if e.primitive.name in CONTRACTIONS | DERIVATIVE_RULES)
     return make_region(closed, inputs, outputs, contraction)
+
+
+def _without_unused(
+    ordered: Sequence[Equation], original: Sequence[Equation], outvars: Iterable[Any]
+) -> list[Equation]:
+    """Drops what was only there for the operands of regions, and regions that nobody reads."""
+    read = {atom for equation in original for atom in equation.invars if not is_literal(atom)}
+    used = {atom for atom in outvars if not is_literal(atom)}
+    kept: list[Equation] = []
+    for equation in reversed(ordered):
+        was_read = any(variable in read for variable in equation.outvars)
+        is_region = equation.primitive.name == REGION
+        if (was_read or is_region) and not equation.effects and not any(v in used for v in equation.outvars):
+            continue
+        kept.append(equation)
+        used.update(atom for atom in equation.invars if not is_literal(atom))
+    return kept[::-1]

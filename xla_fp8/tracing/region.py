@@ -14,11 +14,11 @@ from jax.extend import core
 from jax.interpreters import ad, batching
 
 from xla_fp8 import _jax_compat
-from xla_fp8.tracing.cut import cut
+from xla_fp8.tracing.cut import REGION, cut
 from xla_fp8.tracing.equations import Equation, Jaxpr
 from xla_fp8.tracing.options import Options
 
-region_p = core.Primitive("xla_fp8_region")
+region_p = core.Primitive(REGION)
 region_p.multiple_results = True
 
 
