@@ -47,6 +47,8 @@ class PipelineOptions:
     """How a pipeline runs.
 
     Attributes:
+        verify_input: verify the module before the first pass; XLA's parser takes text that is not sound HLO, and passes
+            cannot trust that. Not needed for a module that a compiler has just made.
         verify_each: verify the module after every pass and say which one broke it.
         fuel: stop after that many rewrites (bisecting); None for no limit.
         print_before, print_after: names of passes to print the module around.
@@ -55,6 +57,7 @@ class PipelineOptions:
         only_if_fp8: leave the module as it was when no FP8 graph came of it.
     """
 
+    verify_input: bool = True
     verify_each: bool = False
     fuel: int | None = None
     print_before: frozenset[str] = frozenset()
@@ -100,6 +103,7 @@ def run(
 
     Raises:
         UnknownPassError: a name that is no pass.
+        HloVerifyError: the module is not sound HLO; no pass was run (`verify_input`).
         PassError: with `verify_each`, the pass that left a broken module, and how it is broken.
     """
     options = options or PipelineOptions()
@@ -114,6 +118,8 @@ def run(
             _fill(report, context, changed=False)
             return report
         undo = module.clone()
+    if names and options.verify_input:
+        verify(module)
     changed = False
     for name in names:
         changed |= _run_pass(PASSES[name](context), module, target, options, report)

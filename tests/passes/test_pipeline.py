@@ -188,3 +188,11 @@ def test_names_metadata_and_control_dependencies_survive() -> None:
     other = module.entry.instruction("other")
     assert other.control_predecessors == (call,)
     assert module.entry.root.name == "y"
+
+
+def test_a_module_that_is_not_sound_is_refused_before_any_pass() -> None:
+    module = hlo.parse(FP8.replace("scaled = f32[2,8,8,16]", "scaled = f32[2,8,8,17]"))
+    before = hlo.to_text(module)
+    with pytest.raises(hlo.HloVerifyError, match="scaled"):
+        passes.run(module, target="h200")
+    assert hlo.to_text(module) == before

@@ -140,6 +140,7 @@ def _pipeline_options(arguments: argparse.Namespace) -> PipelineOptions:
     from xla_fp8.passes import PipelineOptions
 
     return PipelineOptions(
+        verify_input=False,  # done above, where it decides whether to pass the module through
         verify_each=arguments.verify_each,
         fuel=arguments.fuel,
         print_before=frozenset(arguments.print_before),
