@@ -134,16 +134,19 @@ def test_every_rule_of_a_refusal_has_its_row() -> None:
 
 
 def rules_in_source() -> set[str]:
-    """The first arguments of `Refusal(...)` and of the functions that make one, in passes/."""
+    """The first arguments of `Refusal(...)` and of what makes one in passes/; `rule=` wherever an entry is made."""
     makers = {"Refusal", "_refusal", "refuse", "stop"}
     rules: set[str] = set()
-    for file in sorted((ROOT / "passes").glob("*.py")):
+    for file in sorted([*(ROOT / "passes").glob("*.py"), *(ROOT / "xla_fp8").rglob("*.py")]):
         for node in ast.walk(ast.parse(file.read_text())):
-            if not isinstance(node, ast.Call) or not node.args:
+            if not isinstance(node, ast.Call):
                 continue
             name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-            if name in makers:
+            if name in makers and node.args:
                 rules |= _texts(node.args[0])
+            for keyword in node.keywords:
+                if keyword.arg == "rule":
+                    rules |= _texts(keyword.value)
     return rules
 
 
@@ -151,6 +154,8 @@ def _texts(argument: ast.expr) -> set[str]:
     """The rule names that an argument can be; variables are filled in where the name is made."""
     if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
         return {argument.value}
+    if isinstance(argument, ast.IfExp):
+        return (_texts(argument.body) | _texts(argument.orelse)) - {""}
     if isinstance(argument, ast.JoinedStr):  # f"{kind}-gradient"
         assert ast.unparse(argument) == "f'{kind}-gradient'", f"say here what {ast.unparse(argument)} can be"
         return {"input-gradient", "filter-gradient"}
