@@ -1,4 +1,4 @@
-"""Every form that hlo_lexer.cc and hlo_parser.cc accept: we read it, and XLA reads our print as it reads the original."""
+"""Every form that hlo_lexer.cc and hlo_parser.cc accept: we read it, and XLA finds nothing lost in our print."""
 
 from __future__ import annotations
 
@@ -11,159 +11,392 @@ SUM = "sum {\n  a = f32[] parameter(0)\n  b = f32[] parameter(1)\n  ROOT s = f32
 
 # Name -> text that jaxlib's parser takes.
 ACCEPTED = {
-    "percent signs": "HloModule m\nENTRY %e {\n  %x = f32[2]{0} parameter(0)\n  ROOT %y = f32[2]{0} negate(%x)\n}",
-    "no percent signs": "HloModule m\nENTRY e {\n  x = f32[2]{0} parameter(0)\n  ROOT y = f32[2]{0} negate(x)\n}",
-    "percent signs here and there": "HloModule m\nENTRY e {\n  %x = f32[2] parameter(0)\n  ROOT y = f32[2] negate(x)\n}",
-    "typed operands": "HloModule m\nENTRY e {\n  x = f32[2]{0} parameter(0)\n  ROOT y = f32[2] add(f32[2]{0} x, f32[2] %x)\n}",
-    "typed tuple operand": (
-        "HloModule m\nENTRY %e {\n  %x = (f32[2]{0}, (s32[], pred[])) parameter(0)\n"
-        "  ROOT %y = f32[2]{0} get-tuple-element((f32[2]{0}, (s32[], pred[])) %x), index=0\n}"
+    "percent signs": """HloModule m
+ENTRY %e {
+  %x = f32[2]{0} parameter(0)
+  ROOT %y = f32[2]{0} negate(%x)
+}
+""",
+    "no percent signs": """HloModule m
+ENTRY e {
+  x = f32[2]{0} parameter(0)
+  ROOT y = f32[2]{0} negate(x)
+}
+""",
+    "percent signs here and there": """HloModule m
+ENTRY e {
+  %x = f32[2] parameter(0)
+  ROOT y = f32[2] negate(x)
+}
+""",
+    "typed operands": """HloModule m
+ENTRY e {
+  x = f32[2]{0} parameter(0)
+  ROOT y = f32[2] add(f32[2]{0} x, f32[2] %x)
+}
+""",
+    "typed tuple operand": """HloModule m
+ENTRY %e {
+  %x = (f32[2]{0}, (s32[], pred[])) parameter(0)
+  ROOT %y = f32[2]{0} get-tuple-element((f32[2]{0}, (s32[], pred[])) %x), index=0
+}
+""",
+    "names with colons": """HloModule m:
+ENTRY e: {
+  x: = f32[2] parameter(0)
+  ROOT y: = f32[2] negate(x:)
+}
+""",
+    "nested instructions": """HloModule m
+ENTRY e {
+  ROOT y = f32[2] add(f32[2] parameter(0), multiply(f32[2] parameter(1), f32[2] parameter(2)))
+}
+""",
+    "nested instructions of one opcode": """HloModule m
+ENTRY e {
+  x = f32[] parameter(0)
+  ROOT y = add(negate(negate(x)), negate(f32[] negate(x)))
+}
+""",
+    "nested computation": """HloModule m
+ENTRY e {
+  x = f32[4] parameter(0)
+  z = f32[] constant(0)
+  ROOT r = f32[] reduce(x, z), dimensions={0}, to_apply={
+    a = f32[] parameter(0)
+    b = f32[] parameter(1)
+    ROOT s = add(a, b)
+  }
+}
+""",
+    "nested computations in a list": """HloModule m
+other {
+  ROOT c = f32[] parameter(0)
+}
+ENTRY e {
+  i = s32[] parameter(0)
+  x = f32[] parameter(1)
+  ROOT r = f32[] conditional(i, x, x), branch_computations={other, {
+    y = f32[] parameter(0)
+    ROOT n = f32[] negate(y)
+  }}
+}
+""",
+    "nested computation in a nested computation": """HloModule m
+ENTRY e {
+  x = f32[4] parameter(0)
+  ROOT f = f32[] fusion(x), kind=kLoop, calls={
+    p = f32[4] parameter(0)
+    z = f32[] constant(0)
+    ROOT r = f32[] reduce(p, z), dimensions={0}, to_apply={
+      a = f32[] parameter(0)
+      b = f32[] parameter(1)
+      ROOT s = add(a, b)
+    }
+  }
+}
+""",
+    "comments everywhere": """/* before */ HloModule m // name
+/* a
+b */ENTRY/**/e { // open
+  x = /*shape*/ f32[2]{0} parameter(/*number*/0) // x
+  // a whole line
+  ROOT /* root */ y = f32[2] add(/*index=0*/x, x /* twice */), /* c */ sharding={replicated}
+} // end
+""",
+    "comment with a brace": """HloModule m
+ENTRY e {
+  ROOT x = f32[] parameter(0), sharding={replicated} // }
+}
+""",
+    "ENTRY first": """HloModule m
+ENTRY e {
+  ROOT x = f32[] parameter(0)
+}
+sum {
+  a = f32[] parameter(0)
+  b = f32[] parameter(1)
+  ROOT s = f32[] add(a, b)
+}
+""",
+    "ENTRY in the middle": """HloModule m
+sum {
+  a = f32[] parameter(0)
+  b = f32[] parameter(1)
+  ROOT s = f32[] add(a, b)
+}
+ENTRY e {
+  ROOT x = f32[] parameter(0)
+}
+c {
+  ROOT t = f32[] parameter(0)
+}
+""",
+    "no ENTRY": """HloModule m
+sum {
+  a = f32[] parameter(0)
+  b = f32[] parameter(1)
+  ROOT s = f32[] add(a, b)
+}
+e {
+  ROOT x = f32[] parameter(0)
+}
+""",
+    "no ROOT": """HloModule m
+ENTRY e {
+  x = f32[] parameter(0)
+  y = f32[] negate(x)
+}
+""",
+    "ROOT in the middle": """HloModule m
+ENTRY e {
+  x = f32[] parameter(0)
+  ROOT y = f32[] negate(x)
+  z = f32[] abs(x)
+}
+""",
+    "no header": """sum {
+  a = f32[] parameter(0)
+  b = f32[] parameter(1)
+  ROOT s = f32[] add(a, b)
+}
+ENTRY e {
+  ROOT x = f32[] parameter(0)
+}
+""",
+    "no header, ENTRY first": """ENTRY e (x: f32[]) -> f32[] {
+  ROOT x = f32[] parameter(0)
+}
+""",
+    "a single instruction": """%y = f32[2,3] add(f32[2,3] %a, f32[2,3] %b)
+""",
+    "a single instruction, marked ROOT": """ROOT y = f32[2,3]{0,1} add(f32[2,3]{0,1} %a, f32[2,3] %b)
+""",
+    "a single instruction without operand names": """y = f32[2] add(f32[2], f32[2])
+""",
+    "a single instruction without its own name": """f32[2] multiply(f32[2] %a, f32[2] %a)
+""",
+    "a single instruction with a nested computation": """r = f32[] reduce(f32[4] x, f32[] z), dimensions={0},
+  to_apply={ a = f32[] parameter(0) b = f32[] parameter(1) ROOT s = f32[] add(a, b) }
+""",
+    "shapes left out": """HloModule m
+ENTRY e {
+  x = f32[2,3] parameter(0)
+  y = f32[2,3] parameter(1)
+  s = add(x, y)
+  t = tanh(s)
+  c = compare(t, y), direction=LT
+  w = select(c, x, y)
+  r = transpose(w), dimensions={1,0}
+  ROOT q = tuple(r, c)
+}
+""",
+    "several instructions on one line": """HloModule m ENTRY e { x = f32[2] parameter(0), sharding={replicated}
+y = f32[2] negate(x) ROOT z = f32[2] add(x, y),
+metadata={op_name="z"} w = f32[2] abs(x) }
+""",
+    "attributes over several lines": """HloModule m
+ENTRY e {
+  x = f32[2,3] parameter(0)
+  ROOT y = f32[3,2] transpose(x),
+    dimensions={
+      1,
+      0},
+    metadata={op_name="a"
+      op_type="b"}
+}
+""",
+    "attributes that start with a comma": """HloModule m
+ENTRY e {
+  x = f32[2,3] parameter(0)
+  ROOT y = f32[3,2] transpose(x)
+    , dimensions={1,0}
+}
+""",
+    "carriage returns": (
+        "HloModule m\r\n\r\nENTRY e {\r\n  x = f32[2]{0} parameter(0)\r\n  ROOT y = f32[2]{0} negate(x)\r\n}\r\n"
     ),
-    "names with colons": "HloModule m:\nENTRY e: {\n  x: = f32[2] parameter(0)\n  ROOT y: = f32[2] negate(x:)\n}",
-    "nested instructions": (
-        "HloModule m\nENTRY e {\n"
-        "  ROOT y = f32[2] add(f32[2] parameter(0), multiply(f32[2] parameter(1), f32[2] parameter(2)))\n}"
+    "tabs": (
+        "HloModule m\n"
+        "\n"
+        "ENTRY e {\n"
+        "\tx = f32[2]{0} parameter(0)\n"
+        "\tROOT y = f32[2]{0} negate(x),\tsharding={replicated}\n"
+        "}\n"
     ),
-    "nested instructions of one opcode": (
-        "HloModule m\nENTRY e {\n  x = f32[] parameter(0)\n  ROOT y = add(negate(negate(x)), negate(f32[] negate(x)))\n}"
-    ),
-    "nested computation": (
-        "HloModule m\nENTRY e {\n  x = f32[4] parameter(0)\n  z = f32[] constant(0)\n  ROOT r = f32[] reduce(x, z), "
-        "dimensions={0}, to_apply={\n    a = f32[] parameter(0)\n    b = f32[] parameter(1)\n    ROOT s = add(a, b)\n  }\n}"
-    ),
-    "nested computations in a list": (
-        "HloModule m\nother {\n  ROOT c = f32[] parameter(0)\n}\nENTRY e {\n  i = s32[] parameter(0)\n  x = f32[] parameter(1)\n"
-        "  ROOT r = f32[] conditional(i, x, x), branch_computations={other, {\n    y = f32[] parameter(0)\n"
-        "    ROOT n = f32[] negate(y)\n  }}\n}"
-    ),
-    "nested computation in a nested computation": (
-        "HloModule m\nENTRY e {\n  x = f32[4] parameter(0)\n  ROOT f = f32[] fusion(x), kind=kLoop, calls={\n"
-        "    p = f32[4] parameter(0)\n    z = f32[] constant(0)\n    ROOT r = f32[] reduce(p, z), dimensions={0}, to_apply={\n"
-        "      a = f32[] parameter(0)\n      b = f32[] parameter(1)\n      ROOT s = add(a, b)\n    }\n  }\n}"
-    ),
-    "comments everywhere": (
-        "/* before */ HloModule m // name\n/* a\nb */ENTRY/**/e { // open\n  x = /*shape*/ f32[2]{0} parameter(/*number*/0) // x\n"
-        "  // a whole line\n  ROOT /* root */ y = f32[2] add(/*index=0*/x, x /* twice */), /* c */ sharding={replicated}\n} // end"
-    ),
-    "comment with a brace": "HloModule m\nENTRY e {\n  ROOT x = f32[] parameter(0), sharding={replicated} // }\n}",
-    "ENTRY first": f"HloModule m\nENTRY e {{\n  ROOT x = f32[] parameter(0)\n}}\n{SUM}",
-    "ENTRY in the middle": f"HloModule m\n{SUM}ENTRY e {{\n  ROOT x = f32[] parameter(0)\n}}\nc {{\n  ROOT t = f32[] parameter(0)\n}}",
-    "no ENTRY": f"HloModule m\n{SUM}e {{\n  ROOT x = f32[] parameter(0)\n}}",
-    "no ROOT": "HloModule m\nENTRY e {\n  x = f32[] parameter(0)\n  y = f32[] negate(x)\n}",
-    "ROOT in the middle": "HloModule m\nENTRY e {\n  x = f32[] parameter(0)\n  ROOT y = f32[] negate(x)\n  z = f32[] abs(x)\n}",
-    "no header": f"{SUM}ENTRY e {{\n  ROOT x = f32[] parameter(0)\n}}",
-    "no header, ENTRY first": "ENTRY e (x: f32[]) -> f32[] {\n  ROOT x = f32[] parameter(0)\n}",
-    "a single instruction": "%y = f32[2,3] add(f32[2,3] %a, f32[2,3] %b)",
-    "a single instruction, marked ROOT": "ROOT y = f32[2,3]{0,1} add(f32[2,3]{0,1} %a, f32[2,3] %b)",
-    "a single instruction without operand names": "y = f32[2] add(f32[2], f32[2])",
-    "a single instruction without its own name": "f32[2] multiply(f32[2] %a, f32[2] %a)",
-    "a single instruction with a nested computation": (
-        "r = f32[] reduce(f32[4] x, f32[] z), dimensions={0}, "
-        "to_apply={ a = f32[] parameter(0) b = f32[] parameter(1) ROOT s = f32[] add(a, b) }"
-    ),
-    "shapes left out": (
-        "HloModule m\nENTRY e {\n  x = f32[2,3] parameter(0)\n  y = f32[2,3] parameter(1)\n  s = add(x, y)\n  t = tanh(s)\n"
-        "  c = compare(t, y), direction=LT\n  w = select(c, x, y)\n  r = transpose(w), dimensions={1,0}\n"
-        "  ROOT q = tuple(r, c)\n}"
-    ),
-    "several instructions on one line": (
-        "HloModule m ENTRY e { x = f32[2] parameter(0), sharding={replicated} y = f32[2] negate(x) "
-        'ROOT z = f32[2] add(x, y), metadata={op_name="z"} w = f32[2] abs(x) }'
-    ),
-    "attributes over several lines": (
-        "HloModule m\nENTRY e {\n  x = f32[2,3] parameter(0)\n  ROOT y = f32[3,2] transpose(x),\n    dimensions={\n      1,\n"
-        '      0},\n    metadata={op_name="a"\n      op_type="b"}\n}'
-    ),
-    "attributes that start with a comma": (
-        "HloModule m\nENTRY e {\n  x = f32[2,3] parameter(0)\n  ROOT y = f32[3,2] transpose(x)\n    , dimensions={1,0}\n}"
-    ),
-    "carriage returns": "HloModule m\r\n\r\nENTRY e {\r\n  x = f32[2]{0} parameter(0)\r\n  ROOT y = f32[2]{0} negate(x)\r\n}\r\n",
-    "tabs": "HloModule m\n\nENTRY e {\n\tx = f32[2]{0} parameter(0)\n\tROOT y = f32[2]{0} negate(x),\tsharding={replicated}\n}\n",
-    "quotes and slashes in strings": (
-        'HloModule m\nENTRY e {\n  ROOT x = f32[] parameter(0), metadata={op_name="a \\"b\\" // {c} \\\\" source_file="/* d */"}\n}'
-    ),
-    "an escaped quote before the end of a line": (
-        'HloModule m\nENTRY e {\n  x = f32[] parameter(0), metadata={op_name="a\\""}\n  ROOT y = f32[] negate(x), '
-        "metadata={op_name=\"params[\\'w\\']\"}\n}"
-    ),
-    "a string over two lines": 'HloModule m\nENTRY e {\n  ROOT x = f32[] parameter(0), metadata={op_name="a\nb"}\n}',
-    "an instruction's text inside a string": (
-        'HloModule m\nENTRY e {\n  ROOT x = f32[] parameter(0), metadata={op_name="y = f32[] negate(x)"}\n}'
-    ),
-    "JSON backend_config": (
-        'HloModule m\nENTRY e {\n  ROOT x = f32[] custom-call(), custom_call_target="t", '
-        'backend_config={"a":[1,{"b":"}"}],"url":"http://x/*"}\n}'
-    ),
-    "string backend_config": (
-        'HloModule m\nENTRY e {\n  ROOT x = f32[] custom-call(), custom_call_target="t", backend_config="{\\"a\\": 1}"\n}'
-    ),
-    "frontend attributes": (
-        'HloModule m, frontend_attributes={a="b",mesh={m = #sdy.mesh<["x"=2]>}}\nENTRY e {\n'
-        '  ROOT x = f32[] parameter(0), frontend_attributes={k="v",j={"a":1}}\n}'
-    ),
-    "nothing between commas": "HloModule m\nENTRY e {\n  x = f32[] parameter(0)\n  ROOT y = f32[] add(x, , x)\n}",
-    "sharding with spaces": (
-        "HloModule m\nENTRY e {\n  ROOT x = f32[8,4] parameter(0), sharding={devices=[2,1] <= [2]}\n}"
-    ),
-    "tuple sharding": (
-        "HloModule m\nENTRY e {\n  x = f32[8] parameter(0)\n"
-        "  ROOT y = (f32[8], f32[8]) tuple(x, x), sharding={{replicated}, {devices=[2]<=[2]}}\n}"
-    ),
-    "control predecessors": (
-        "HloModule m\nENTRY e {\n  x = f32[] parameter(0)\n  y = f32[] negate(x)\n"
-        "  ROOT z = f32[] abs(x), control-predecessors={%y, x}\n}"
-    ),
-    "empty tuple and token": (
-        "HloModule m\nENTRY e {\n  t = token[] after-all()\n  u = () tuple()\n  ROOT r = (token[], ()) tuple(t, u)\n}"
-    ),
-    "index comments": (
-        "HloModule m\nENTRY e {\n  %x = f32[] parameter(0)\n  ROOT %t = (f32[], f32[], f32[], f32[], f32[], /*index=5*/f32[]) "
-        "tuple(%x, %x, %x, %x, %x, /*index=5*/%x)\n}"
-    ),
-    "dynamic dimensions": (
-        "HloModule m\nENTRY e {\n  x = f32[<=4,3]{1,0} parameter(0)\n  n = s32[] get-dimension-size(x), dimensions={0}\n"
-        "  ROOT y = f32[<=4,3] negate(x)\n}"
-    ),
-    "unbounded dimensions": "HloModule m\nENTRY e {\n  x = f32[?,3]{1,0} parameter(0)\n  ROOT y = f32[?,3] negate(x)\n}",
-    "tiles and memory space": (
-        "HloModule m\nENTRY e {\n  x = f32[8,128]{1,0:T(8,128)(2,1)S(5)} parameter(0)\n"
-        "  ROOT y = f32[8,128]{1,0:T(8,128)S(1)} copy(x)\n}"
-    ),
-    "tiles with a star": "HloModule m\nENTRY e {\n  ROOT x = f32[8,128]{1,0:T(*,128)} parameter(0)\n}",
-    "element size and tail padding": "HloModule m\nENTRY e {\n  ROOT x = s4[8,128]{1,0:T(8,128)L(1024)E(4)} parameter(0)\n}",
-    "split configs": "HloModule m\nENTRY e {\n  ROOT x = f32[8,128]{1,0:SC(0:4)} parameter(0)\n}",
-    "sparse layout": "HloModule m\nENTRY e {\n  ROOT x = f32[8,8]{1,0:D(D,C)} parameter(0)\n}",
-    "layout of a scalar": "HloModule m\nENTRY e {\n  ROOT x = f32[]{:T(128)} parameter(0)\n}",
-    "async sugar": (
-        "HloModule m\nENTRY e {\n  x = f32[2]{0} parameter(0)\n  s = ((f32[2]{0}), f32[2]{0}, s32[]) custom-call-start(x), "
-        'custom_call_target="t"\n  u = ((f32[2]{0}), f32[2]{0}, s32[]) custom-call-update(s)\n'
-        "  ROOT d = f32[2]{0} custom-call-done(u)\n}"
-    ),
-    "async-start with calls": (
-        'HloModule m\nwrapped {\n  p = f32[2]{0} parameter(0)\n  ROOT n = f32[2]{0} negate(p)\n}, execution_thread="t"\n'
-        "ENTRY e {\n  x = f32[2]{0} parameter(0)\n  s = ((f32[2]{0}), f32[2]{0}, s32[]) async-start(x), "
-        'async_execution_thread="t", calls=wrapped\n  ROOT d = f32[2]{0} async-done(s)\n}'
-    ),
-    "all-gather-start": (
-        "HloModule m\nENTRY e {\n  x = f32[2]{0} parameter(0)\n  s = (f32[2]{0}, f32[4]{0}) all-gather-start(x), "
-        "channel_id=1, replica_groups={{0,1}}, dimensions={0}\n  ROOT d = f32[4]{0} all-gather-done(s)\n}"
-    ),
-    "execution thread": f'HloModule m\n{SUM.rstrip()}, execution_thread="other"\nENTRY e {{\n  ROOT x = f32[] parameter(0)\n}}',
-    "header attributes": (
-        "HloModule m, is_scheduled=true, input_output_alias={ {}: (0, {}, may-alias) }, "
-        "entry_computation_layout={(f32[2]{0})->f32[2]{0}}, replica_count=2, num_partitions=2\n"
-        "ENTRY e {\n  x = f32[2]{0} parameter(0)\n  ROOT y = f32[2]{0} negate(x)\n}"
-    ),
-    "tables in free form": (
-        'HloModule m FileNames 1 "a.py" FunctionNames 1 "f" /* c */ FileLocations 1 {file_name_id=1, function_name_id=1 line=3 '
-        "end_line=3 column=1 end_column=2} StackFrames 1 {file_location_id=1 parent_frame_id=1} "
-        "ENTRY e { ROOT x = f32[] parameter(0), metadata={stack_frame_id=1} }"
-    ),
-    "buffers": (
-        "HloModule m\nENTRY e {\n  x = f32[2]{0} parameter(0)\n  b = b(f32[2]{0}) custom-call(x), "
-        'custom_call_target="Pin", output_to_operand_aliasing={{}: (0, {})}\n'
-        '  ROOT y = f32[2]{0} custom-call(b), custom_call_target="Unpin", output_to_operand_aliasing={{}: (0, {})}\n}'
-    ),
+    "quotes and slashes in strings": r"""HloModule m
+ENTRY e {
+  ROOT x = f32[] parameter(0), metadata={op_name="a \"b\" // {c} \\" source_file="/* d */"}
+}
+""",
+    "an escaped quote before the end of a line": r"""HloModule m
+ENTRY e {
+  x = f32[] parameter(0), metadata={op_name="a\""}
+  ROOT y = f32[] negate(x), metadata={op_name="params[\'w\']"}
+}
+""",
+    "a string over two lines": """HloModule m
+ENTRY e {
+  ROOT x = f32[] parameter(0), metadata={op_name="a
+b"}
+}
+""",
+    "an instruction's text inside a string": """HloModule m
+ENTRY e {
+  ROOT x = f32[] parameter(0), metadata={op_name="y = f32[] negate(x)"}
+}
+""",
+    "JSON backend_config": """HloModule m
+ENTRY e {
+  ROOT x = f32[] custom-call(), custom_call_target="t", backend_config={"a":[1,{"b":"}"}],"url":"http://x/*"}
+}
+""",
+    "string backend_config": r"""HloModule m
+ENTRY e {
+  ROOT x = f32[] custom-call(), custom_call_target="t", backend_config="{\"a\": 1}"
+}
+""",
+    "frontend attributes": """HloModule m, frontend_attributes={a="b",mesh={m = #sdy.mesh<["x"=2]>}}
+ENTRY e {
+  ROOT x = f32[] parameter(0), frontend_attributes={k="v",j={"a":1}}
+}
+""",
+    "nothing between commas": """HloModule m
+ENTRY e {
+  x = f32[] parameter(0)
+  ROOT y = f32[] add(x, , x)
+}
+""",
+    "sharding with spaces": """HloModule m
+ENTRY e {
+  ROOT x = f32[8,4] parameter(0), sharding={devices=[2,1] <= [2]}
+}
+""",
+    "tuple sharding": """HloModule m
+ENTRY e {
+  x = f32[8] parameter(0)
+  ROOT y = (f32[8], f32[8]) tuple(x, x), sharding={{replicated}, {devices=[2]<=[2]}}
+}
+""",
+    "control predecessors": """HloModule m
+ENTRY e {
+  x = f32[] parameter(0)
+  y = f32[] negate(x)
+  ROOT z = f32[] abs(x), control-predecessors={%y, x}
+}
+""",
+    "empty tuple and token": """HloModule m
+ENTRY e {
+  t = token[] after-all()
+  u = () tuple()
+  ROOT r = (token[], ()) tuple(t, u)
+}
+""",
+    "index comments": """HloModule m
+ENTRY e {
+  %x = f32[] parameter(0)
+  ROOT %t = (f32[], f32[], f32[], f32[], f32[], /*index=5*/f32[]) tuple(%x, %x, %x, %x, %x, /*index=5*/%x)
+}
+""",
+    "dynamic dimensions": """HloModule m
+ENTRY e {
+  x = f32[<=4,3]{1,0} parameter(0)
+  n = s32[] get-dimension-size(x), dimensions={0}
+  ROOT y = f32[<=4,3] negate(x)
+}
+""",
+    "unbounded dimensions": """HloModule m
+ENTRY e {
+  x = f32[?,3]{1,0} parameter(0)
+  ROOT y = f32[?,3] negate(x)
+}
+""",
+    "tiles and memory space": """HloModule m
+ENTRY e {
+  x = f32[8,128]{1,0:T(8,128)(2,1)S(5)} parameter(0)
+  ROOT y = f32[8,128]{1,0:T(8,128)S(1)} copy(x)
+}
+""",
+    "tiles with a star": """HloModule m
+ENTRY e {
+  ROOT x = f32[8,128]{1,0:T(*,128)} parameter(0)
+}
+""",
+    "element size and tail padding": """HloModule m
+ENTRY e {
+  ROOT x = s4[8,128]{1,0:T(8,128)L(1024)E(4)} parameter(0)
+}
+""",
+    "split configs": """HloModule m
+ENTRY e {
+  ROOT x = f32[8,128]{1,0:SC(0:4)} parameter(0)
+}
+""",
+    "sparse layout": """HloModule m
+ENTRY e {
+  ROOT x = f32[8,8]{1,0:D(D,C)} parameter(0)
+}
+""",
+    "layout of a scalar": """HloModule m
+ENTRY e {
+  ROOT x = f32[]{:T(128)} parameter(0)
+}
+""",
+    "async sugar": """HloModule m
+ENTRY e {
+  x = f32[2]{0} parameter(0)
+  s = ((f32[2]{0}), f32[2]{0}, s32[]) custom-call-start(x), custom_call_target="t"
+  u = ((f32[2]{0}), f32[2]{0}, s32[]) custom-call-update(s)
+  ROOT d = f32[2]{0} custom-call-done(u)
+}
+""",
+    "async-start with calls": """HloModule m
+wrapped {
+  p = f32[2]{0} parameter(0)
+  ROOT n = f32[2]{0} negate(p)
+}, execution_thread="t"
+ENTRY e {
+  x = f32[2]{0} parameter(0)
+  s = ((f32[2]{0}), f32[2]{0}, s32[]) async-start(x), async_execution_thread="t", calls=wrapped
+  ROOT d = f32[2]{0} async-done(s)
+}
+""",
+    "all-gather-start": """HloModule m
+ENTRY e {
+  x = f32[2]{0} parameter(0)
+  s = (f32[2]{0}, f32[4]{0}) all-gather-start(x), channel_id=1, replica_groups={{0,1}}, dimensions={0}
+  ROOT d = f32[4]{0} all-gather-done(s)
+}
+""",
+    "execution thread": """HloModule m
+sum {
+  a = f32[] parameter(0)
+  b = f32[] parameter(1)
+  ROOT s = f32[] add(a, b)
+}, execution_thread="other"
+ENTRY e {
+  ROOT x = f32[] parameter(0)
+}
+""",
+    "header attributes": """HloModule m, is_scheduled=true, input_output_alias={ {}: (0, {}, may-alias) },
+  entry_computation_layout={(f32[2]{0})->f32[2]{0}}, replica_count=2, num_partitions=2
+ENTRY e {
+  x = f32[2]{0} parameter(0)
+  ROOT y = f32[2]{0} negate(x)
+}
+""",
+    "tables in free form": """HloModule m FileNames 1 "a.py" FunctionNames 1 "f" /* c */
+FileLocations 1 {file_name_id=1, function_name_id=1 line=3
+end_line=3 column=1 end_column=2} StackFrames 1 {file_location_id=1 parent_frame_id=1}
+ENTRY e { ROOT x = f32[] parameter(0), metadata={stack_frame_id=1} }
+""",
+    "buffers": """HloModule m
+ENTRY e {
+  x = f32[2]{0} parameter(0)
+  b = b(f32[2]{0}) custom-call(x), custom_call_target="Pin", output_to_operand_aliasing={{}: (0, {})}
+  ROOT y = f32[2]{0} custom-call(b), custom_call_target="Unpin", output_to_operand_aliasing={{}: (0, {})}
+}
+""",
 }
 
 

@@ -156,8 +156,8 @@ def scan_brackets(text: str, position: int) -> int:
                 return position
 
 
-_ESCAPE_RE = re.compile(r"\\(x[0-9a-fA-F]{1,2}|[0-7]{1,3}|.)", re.S)
-_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v", "0": "\0"}
+_ESCAPE_RE = re.compile(rb"\\(x[0-9a-fA-F]{1,2}|[0-7]{1,3}|.)", re.S)
+_ESCAPES = {b"n": b"\n", b"t": b"\t", b"r": b"\r", b"a": b"\a", b"b": b"\b", b"f": b"\f", b"v": b"\v"}
 
 
 def unquote(text: str) -> str:
@@ -165,23 +165,19 @@ def unquote(text: str) -> str:
     text = text.strip()
     if len(text) < 2 or text[0] != '"' or text[-1] != '"':
         return text
+    if "\\" not in text:
+        return text[1:-1]
+    # Escapes stand for bytes: those above 0x7f are pieces of UTF-8.
+    return _ESCAPE_RE.sub(_unescape, text[1:-1].encode(errors="surrogatepass")).decode(errors="replace")
 
-    def unescape(match: re.Match[str]) -> str:
-        code = match[1]
-        if code[0] == "x" and len(code) > 1:
-            return chr(int(code[1:], 16))
-        if code[0] in "01234567":
-            return chr(int(code, 8) & 0xFF)
-        return _ESCAPES.get(code, code)
 
-    value = _ESCAPE_RE.sub(unescape, text[1:-1])
-    if any("\x80" <= c <= "\xff" for c in value):
-        # CUnescape works on bytes: escaped bytes above 0x7f are pieces of UTF-8.
-        try:
-            return value.encode("latin-1").decode("utf-8")
-        except UnicodeError:
-            return value
-    return value
+def _unescape(match: re.Match[bytes]) -> bytes:
+    code = match[1]
+    if code[:1] == b"x" and len(code) > 1:
+        return bytes((int(code[1:], 16),))
+    if code[:1] in b"01234567":
+        return bytes((int(code, 8) & 0xFF,))
+    return _ESCAPES.get(code, code)
 
 
 def quote(value: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -73,23 +74,25 @@ def parse(text: str, shape: Shape) -> np.ndarray[Any, Any]:
 
 
 def format_scalar(value: float | int | bool, element_type: str) -> str:
-    """The text of a scalar of that type as XLA's literal printer writes it: shortest form that reads back."""
+    """The text of a scalar of that type as XLA's literal printer writes it; it reads back as the same value."""
+    import ml_dtypes
+    import numpy as np
+
     if element_type == "pred":
         return "true" if value else "false"
-    if re.fullmatch(r"[su]\d+", element_type):
+    if _INTEGER_RE.fullmatch(element_type):
         return str(int(value))
-    number = float(value)
-    if number != number:
-        return "nan"
-    if number in (float("inf"), float("-inf")):
-        return "inf" if number > 0 else "-inf"
     dtype = numpy_dtype(element_type)
-    rounded = float(dtype.type(number))
-    for digits in range(1, 18):
-        text = f"{rounded:.{digits}g}"
-        if float(dtype.type(float(text))) == rounded:
-            return text
-    return repr(rounded)
+    with np.errstate(over="ignore", invalid="ignore"):
+        rounded = float(dtype.type(value))
+    if not math.isfinite(rounded):
+        return "nan" if math.isnan(rounded) else "inf" if rounded > 0 else "-inf"
+    # XLA's RoundTripFpToString: digits10 for f32 and f64 where that is enough, else max_digits10.
+    bits = ml_dtypes.finfo(dtype).nmant + 1
+    for digits in {"f32": (6, 9), "f64": (15, 17)}.get(element_type, ()):
+        if float(dtype.type(float(f"{rounded:.{digits}g}"))) == rounded:
+            return f"{rounded:.{digits}g}"
+    return f"{rounded:.{1 + math.ceil(bits * math.log10(2))}g}"
 
 
 def _parse_pred(text: str) -> bool:
