@@ -53,7 +53,7 @@ def saturating_cast(x: ArrayLike, dtype: DTypeLike) -> jax.Array:
     if dtype not in FP8_DTYPES:
         raise TypeError(f"saturating_cast rounds to {' or '.join(d.name for d in FP8_DTYPES)}, not to {dtype.name}")
     x = jnp.asarray(x)
-    largest = jnp.asarray(jnp.finfo(dtype).max, x.dtype)
+    largest = jnp.asarray(jnp.finfo(dtype).max, x.dtype)  # type: ignore[no-untyped-call]
     return lax.clamp(-largest, x, largest).astype(dtype)
 
 

@@ -137,8 +137,9 @@ def _wide(array: Array) -> Array:
 def _steps(a: Array, b: Array) -> Array:
     """How many values of the type lie between: the difference of the bits, read as sign and magnitude."""
     if not _is_float(a.dtype):
-        return np.abs(_wide(b) - _wide(a))
-    bits = 8 * a.dtype.itemsize if is_fp8(a.dtype) or a.dtype.itemsize > 1 else ml_dtypes.finfo(a.dtype).bits
+        gap: Array = np.abs(_wide(b) - _wide(a))
+        return gap
+    bits = ml_dtypes.finfo(a.dtype).bits  # type: ignore[no-untyped-call]
     unsigned = np.dtype(f"uint{8 * a.dtype.itemsize}")
 
     def position(array: Array) -> Array:

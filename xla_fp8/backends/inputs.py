@@ -43,7 +43,7 @@ def _random(shape: Shape, rng: np.random.Generator) -> Array:
     if shape.is_scalar:
         value = np.exp2(rng.uniform(-2, 2, sizes))
     elif dtype.itemsize == 1:
-        info = ml_dtypes.finfo(dtype)
+        info = ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
         exponents = rng.integers(max(-8, int(info.minexp)), min(4, int(info.maxexp)), sizes)
         value = np.ldexp(rng.uniform(1, 2, sizes), exponents) * rng.choice([-1.0, 1.0], sizes)
         value = np.where(rng.random(sizes) < 1 / 32, 0.0, value)
