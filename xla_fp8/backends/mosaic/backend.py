@@ -74,9 +74,7 @@ class MosaicBackend:
         return functools.partial(_run, call, plan, config)
 
     def _generate(self, plan: _Plan) -> tuple[Config, ...]:
-        return configs.generate(
-            plan.problem, plan.epilogue.footprint, self.precision == "highest", multiprocessors()
-        )
+        return configs.generate(plan.problem, plan.epilogue.footprint, self.precision == "highest", multiprocessors())
 
 
 @functools.cache

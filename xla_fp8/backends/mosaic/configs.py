@@ -155,29 +155,32 @@ def generate(
     Args:
         limit: how many to return at most. They differ in tile sizes; the number of stages is as many as fit, up to 8.
     """
-    ranked = sorted(
-        set(_candidates(problem, footprint, promote)),
-        key=lambda config: (predicted_cycles(problem, config, multiprocessors), str(config)),
-    )
-    return tuple(ranked[:limit])
+    ranks = dict(_candidates(problem, footprint, promote))
+
+    def key(config: Config) -> tuple[float, str]:
+        # Other tile sizes before other shapes of a tile: those are worth more than their predicted difference.
+        return predicted_cycles(problem, config, multiprocessors) * (1 + 0.1 * ranks[config]), str(config)
+
+    return tuple(sorted(ranks, key=key)[:limit])
 
 
-def _candidates(problem: Problem, footprint: Footprint, promote: bool) -> Iterator[Config]:
+def _candidates(problem: Problem, footprint: Footprint, promote: bool) -> Iterator[tuple[Config, int]]:
+    """Configs that fit, each with the rank of its box among those of the same size."""
     for pixels in (128, 256):
         boxes = _boxes(problem, pixels)
         for features in _feature_tiles(problem.features):
             for channels in _channel_tiles(problem):
-                for images, height, width in boxes:
+                for rank, (images, height, width) in enumerate(boxes):
                     bare = Config(images, height, width, features, channels, stages=2, promote=promote)
                     room = SHARED_MEMORY - shared_memory(dataclasses.replace(bare, stages=0), footprint)
                     stages = min(8, 768 // channels, room // bare.stage_bytes)
                     config = dataclasses.replace(bare, stages=stages)
                     if stages >= 3 and fits(config, footprint):
-                        yield config
+                        yield config, rank
 
 
 def _boxes(problem: Problem, pixels: int) -> list[tuple[int, int, int]]:
-    """Boxes of `pixels` output pixels, those that waste the fewest at the borders of the output.
+    """Boxes of `pixels` output pixels that waste the fewest at the borders of the output: a square one, a wide one.
 
     All extents are powers of two, so that the two consumers' halves are boxes too.
     """
@@ -190,10 +193,12 @@ def _boxes(problem: Problem, pixels: int) -> list[tuple[int, int, int]]:
         sizes = ((problem.batch, n), (problem.out_height, h), (problem.out_width, w))
         return math.prod(-(-size // extent) * extent for size, extent in sizes)
 
-    # Of equally good boxes the one with the fewest images, then the squarest: its taps overlap most, in L2.
-    boxes.sort(key=lambda box: (computed(box), box[0], abs(math.log2(box[1] / box[2]))))
-    best = computed(boxes[0])
-    return [box for box in boxes if computed(box) <= 1.1 * best][:3]
+    best = min(map(computed, boxes))
+    good = [box for box in boxes if computed(box) <= 1.02 * best]
+    # The taps of one image overlap in L2, and the more the squarer the box; wide boxes are long runs of memory.
+    square = min(good, key=lambda box: (box[0], abs(math.log2(box[1] / box[2])), box))
+    wide = max(good, key=lambda box: (box[2], box[1]))
+    return [square] if square == wide else [square, wide]
 
 
 def _feature_tiles(features: int) -> list[int]:
@@ -203,9 +208,7 @@ def _feature_tiles(features: int) -> list[int]:
     def computed(size: int) -> int:
         return -(-features // size) * size
 
-    best = min(map(computed, sizes))
-    good = [size for size in sizes if computed(size) <= 1.15 * best]
-    return sorted(good, reverse=True)[:4]
+    return sorted(sizes, key=lambda size: (computed(size), -size))[:6]
 
 
 def _channel_tiles(problem: Problem) -> list[int]:

@@ -181,7 +181,9 @@ class _Kernel:
         def _() -> None:
             plgpu.set_max_registers(_CONSUMER_REGISTERS, action="increase")
             multiply = functools.partial(self.multiply, warpgroup, input_tiled, filter_tiled, full, empty)
-            self.consume(block, warpgroup, my_tiles, multiply, side_gmem, result_gmem, output_smem, side_smem, side_full)
+            self.consume(
+                block, warpgroup, my_tiles, multiply, side_gmem, result_gmem, output_smem, side_smem, side_full
+            )
 
     def produce(
         self,
@@ -330,9 +332,7 @@ class _Kernel:
         slot = column_block % self.side_slots
         for position, (_, flat) in zip(self.epilogue.tensors, side_smem, strict=True):
             source = side_gmem[position].at[self.output_box(origin, column_block)]
-            plgpu.copy_gmem_to_smem(
-                source, flat.at[warpgroup, slot], side_full.at[warpgroup * self.side_slots + slot]
-            )
+            plgpu.copy_gmem_to_smem(source, flat.at[warpgroup, slot], side_full.at[warpgroup * self.side_slots + slot])
 
     def side_reader(
         self,
@@ -396,9 +396,7 @@ class _Kernel:
     def rows_inside(self, origin: Origin) -> jax.Array:
         """Which rows of this consumer's half tile are pixels of the output."""
         p, (_, height, width) = self.geometry.problem, self.geometry.warpgroup_box()
-        row = plgpu.broadcasted_iota(
-            jnp.int32, (self.config.warpgroup_pixels,), 0, layout=plgpu.Layout.WGMMA.reduce(1)
-        )
+        row = plgpu.broadcasted_iota(jnp.int32, (self.config.warpgroup_pixels,), 0, layout=plgpu.Layout.WGMMA.reduce(1))
         n, rest = lax.div(row, height * width), lax.rem(row, height * width)
         h, w = lax.div(rest, width), lax.rem(rest, width)
         return (n < p.batch - origin.n) & (h < p.out_height - origin.h) & (w < p.out_width - origin.w)

@@ -1,0 +1,170 @@
+"""The kernel's index arithmetic, run step by step in numpy, computes a convolution; and no store leaves the output."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax import lax
+
+from xla_fp8.backends.mosaic.configs import Config
+from xla_fp8.backends.mosaic.geometry import Geometry
+from xla_fp8.backends.mosaic.problem import Problem
+
+Array = np.ndarray[Any, Any]
+
+
+def copy_box(tensor: Array, start: tuple[int, ...], extents: tuple[int, ...]) -> Array:
+    """What the copy engine fetches: zeros for what lies outside the tensor."""
+    box = np.zeros(extents, tensor.dtype)
+    low = [max(0, s) for s in start]
+    high = [min(size, s + e) for size, s, e in zip(tensor.shape, start, extents, strict=True)]
+    if all(a < b for a, b in zip(low, high, strict=True)):
+        target = tuple(slice(a - s, b - s) for a, b, s in zip(low, high, start, strict=True))
+        box[target] = tensor[tuple(slice(a, b) for a, b in zip(low, high, strict=True))]
+    return box
+
+
+def store_box(tensor: Array, start: tuple[int, ...], box: Array) -> None:
+    """What the copy engine stores: nothing outside the tensor. Each element of the output is stored once."""
+    keep = tuple(slice(0, max(0, size - s)) for size, s in zip(tensor.shape, start, strict=True))
+    kept = box[keep]
+    target = tensor[tuple(slice(s, s + e) for s, e in zip(start, kept.shape, strict=True))]
+    assert np.isnan(target).all(), "an element is stored twice"
+    target[...] = kept
+
+
+def implicit_gemm(geometry: Geometry, input: Array, filter: Array) -> Array:
+    """The kernel in numpy: both consumers of every tile, over every step."""
+    p, c = geometry.problem, geometry.config
+    view = input
+    if p.strided:
+        _, rows, sh, columns, _ = geometry.view_shape
+        padded = np.zeros((p.batch, rows * sh, columns * p.stride[1], geometry.view_channels), input.dtype)
+        padded[:, : p.height, : p.width, : p.channels] = input
+        view = padded.reshape(geometry.view_shape)
+    taps = filter.reshape(p.features, -1, p.channels)
+    output = np.full(p.output_shape, np.nan)
+    for tile in range(geometry.tiles):
+        origin = geometry.origin(tile)
+        sums = np.zeros((c.tile_pixels, c.tile_features))
+        for number in range(geometry.steps):
+            step = geometry.step(number)
+            box = geometry.box_start(origin, step)
+            middle = ((box.parity,), (1,)) if p.strided else ((), ())
+            pixels = copy_box(
+                view,
+                (box.n, box.h, *middle[0], box.w, box.c),
+                (c.tile_images, c.tile_height, *middle[1], c.tile_width, c.tile_channels),
+            )
+            weights = copy_box(taps, (origin.k, step.tap, step.c), (c.tile_features, 1, c.tile_channels))
+            sums += pixels.reshape(c.tile_pixels, -1) @ weights.reshape(c.tile_features, -1).T
+        half = c.warpgroup_pixels
+        for warpgroup in range(2):
+            start = geometry.warpgroup_origin(origin, warpgroup)
+            rows = sums[warpgroup * half : (warpgroup + 1) * half]
+            store_box(
+                output, (start.n, start.h, start.w, start.k), rows.reshape(*geometry.warpgroup_box(), c.tile_features)
+            )
+    assert not np.isnan(output).any(), "an element is not stored"
+    return output
+
+
+def convolution(p: Problem, input: Array, filter: Array) -> Array:
+    high = [
+        (out - 1) * stride + (taps - 1) * dilation + 1 - size - low
+        for out, stride, taps, dilation, size, low in zip(
+            (p.out_height, p.out_width), p.stride, p.taps, p.dilation, (p.height, p.width), p.padding, strict=True
+        )
+    ]
+    return np.asarray(
+        lax.conv_general_dilated(
+            input,
+            filter,
+            p.stride,
+            list(zip(p.padding, high, strict=True)),
+            rhs_dilation=p.dilation,
+            dimension_numbers=("NHWC", "OHWI", "NHWC"),
+            precision=lax.Precision.HIGHEST,
+        )
+    )
+
+
+PROBLEMS = {
+    "3x3": Problem(2, 8, 8, 32, 32, 8, 8, taps=(3, 3), padding=(1, 1)),
+    "odd sizes": Problem(3, 7, 9, 48, 80, 7, 9, taps=(3, 5), padding=(1, 2)),
+    "no padding": Problem(1, 9, 10, 32, 32, 7, 8, taps=(3, 3)),
+    "much padding": Problem(1, 4, 4, 32, 32, 9, 9, taps=(2, 2), padding=(4, 2)),
+    "negative padding": Problem(1, 12, 12, 32, 32, 6, 8, taps=(3, 3), padding=(-2, -1)),
+    "stride 2": Problem(2, 8, 8, 32, 32, 4, 4, taps=(3, 3), stride=(2, 2)),
+    "stride 2, odd sizes": Problem(2, 9, 7, 32, 32, 5, 4, taps=(3, 3), stride=(2, 2), padding=(1, 1)),
+    "stride 2, channel tail": Problem(1, 8, 8, 48, 32, 4, 4, taps=(3, 3), stride=(2, 2), padding=(1, 1)),
+    "stride 2, negative padding": Problem(1, 12, 12, 32, 32, 5, 5, taps=(3, 3), stride=(2, 2), padding=(-1, -1)),
+    "stride 3 and 1": Problem(1, 10, 6, 32, 32, 4, 6, taps=(3, 3), stride=(3, 1), padding=(1, 1)),
+    "patches": Problem(1, 16, 16, 16, 32, 4, 4, taps=(4, 4), stride=(4, 4)),
+    "dilation": Problem(1, 10, 10, 32, 32, 8, 6, taps=(2, 3), dilation=(2, 2)),
+    "stride and dilation": Problem(
+        1, 12, 12, 32, 32, 5, 5, taps=(3, 3), stride=(2, 2), dilation=(2, 2), padding=(1, 1)
+    ),
+    "1x1": Problem(2, 7, 7, 32, 32, 7, 7).flattened(),
+    "1-D": Problem(2, 1, 40, 32, 32, 1, 40, taps=(1, 3), padding=(0, 1)),
+}
+
+BOXES = [(1, 8, 16), (1, 16, 16), (2, 8, 8), (16, 1, 8), (1, 1, 128), (128, 1, 1), (1, 128, 1)]
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize("box", BOXES, ids=str)
+def test_the_steps_of_all_tiles_are_a_convolution(name: str, box: tuple[int, int, int]) -> None:
+    problem = PROBLEMS[name]
+    rng = np.random.default_rng(0)
+    input = rng.integers(-4, 5, problem.input_shape).astype(np.float32)
+    filter = rng.integers(-4, 5, problem.filter_shape).astype(np.float32)
+    geometry = Geometry(problem, Config(*box, tile_features=64, tile_channels=32, stages=4))
+    np.testing.assert_array_equal(implicit_gemm(geometry, input, filter), convolution(problem, input, filter))
+
+
+@pytest.mark.parametrize("channels", [32, 64, 128])
+def test_a_channel_tail_adds_nothing(channels: int) -> None:
+    problem = Problem(1, 4, 8, 80, 16, 4, 8, taps=(3, 3), padding=(1, 1))
+    rng = np.random.default_rng(1)
+    input = rng.integers(-4, 5, problem.input_shape).astype(np.float32)
+    filter = rng.integers(-4, 5, problem.filter_shape).astype(np.float32)
+    geometry = Geometry(problem, Config(4, 4, 8, tile_features=32, tile_channels=channels, stages=4))
+    np.testing.assert_array_equal(implicit_gemm(geometry, input, filter), convolution(problem, input, filter))
+
+
+def test_flattening_keeps_a_1x1_convolution_and_nothing_else() -> None:
+    pointwise = Problem(2, 7, 5, 32, 48, 7, 5)
+    flat = pointwise.flattened()
+    assert (flat.batch, flat.height, flat.width, flat.pixels) == (1, 1, 70, pointwise.pixels)
+    for other in (
+        dataclasses.replace(pointwise, stride=(2, 2), out_height=4, out_width=3),
+        dataclasses.replace(pointwise, padding=(1, 1), out_height=9, out_width=7),
+        dataclasses.replace(pointwise, padding=(0, 0), out_height=8),  # padded behind the last row
+        dataclasses.replace(pointwise, taps=(3, 3), padding=(1, 1)),
+    ):
+        assert other.flattened() is other
+
+
+@pytest.mark.parametrize("box", BOXES, ids=str)
+def test_rows_of_the_product_are_the_pixels_of_the_box(box: tuple[int, int, int]) -> None:
+    geometry = Geometry(PROBLEMS["3x3"], Config(*box, tile_features=64, tile_channels=32, stages=4))
+    pixels = [geometry.pixel(row) for row in range(geometry.config.tile_pixels)]
+    assert pixels == [(n, h, w) for n in range(box[0]) for h in range(box[1]) for w in range(box[2])]
+
+
+def test_traced_arithmetic_is_that_of_ints() -> None:
+    geometry = Geometry(PROBLEMS["stride and dilation"], Config(1, 8, 16, tile_features=32, tile_channels=32, stages=4))
+
+    def start(tile: Any, number: Any) -> tuple[Any, ...]:
+        box = geometry.box_start(geometry.origin(tile), geometry.step(number))
+        return box.n, box.h, box.parity, box.w, box.c
+
+    traced = jax.jit(start)
+    for tile in range(geometry.tiles):
+        for number in range(geometry.steps):
+            assert tuple(map(int, traced(tile, number))) == start(tile, number)
