@@ -208,7 +208,8 @@ def _feature_tiles(features: int) -> list[int]:
     def computed(size: int) -> int:
         return -(-features // size) * size
 
-    return sorted(sizes, key=lambda size: (computed(size), -size))[:6]
+    best = min(map(computed, sizes))
+    return sorted((s for s in sizes if computed(s) <= 1.2 * best), key=lambda size: (computed(size), -size))[:6]
 
 
 def _channel_tiles(problem: Problem) -> list[int]:
