@@ -385,7 +385,7 @@ def evaluate_equations(jaxpr: Any, arguments: Sequence[Any]) -> list[Any]:
     """Evaluates a closed jaxpr of plain equations outside the meshes and contexts in which it was traced.
 
     `jaxpr_as_fun` enters each equation's own context, a shard_map's manual mesh among them, which makes no sense in a
-    module of its own. Source locations and name scopes are kept.
+    module of its own; pvary, which only types arrays for it, does nothing. Source locations and scopes are kept.
     """
     from jax.extend import core
 
@@ -398,6 +398,9 @@ def evaluate_equations(jaxpr: Any, arguments: Sequence[Any]) -> list[Any]:
         return atom.val if isinstance(atom, core.Literal) else values[atom]
 
     for equation in inner.eqns:
+        if equation.primitive.name == "pvary":
+            values.update(zip(equation.outvars, map(read, equation.invars), strict=True))
+            continue
         info = equation.source_info
         with user_context(info.traceback, name_stack=info.name_stack):
             parameters = equation.primitive.get_bind_params(equation.params)
@@ -439,6 +442,21 @@ def wrapped_like(function: Callable[..., Any], original: Any) -> Any:
 
 
 # Lowering.
+
+
+def require_devices_during_lowering(primitive: Any) -> None:
+    """Makes JAX name the devices to the lowering rule of a primitive, which custom partitioning needs."""
+    _private("jax._src.dispatch", "prim_requires_devices_during_lowering").add(primitive)
+
+
+def is_partitioned(context: Any) -> bool:
+    """Whether XLA's partitioner will split what a `LoweringRuleContext` lowers: several devices, axes not all manual."""
+    axis_context = context.module_context.axis_context
+    if isinstance(axis_context, _private("jax._src.sharding_impls", "ShardingContext")):
+        return axis_context.num_devices > 1 and axis_context.device_assignment is not None
+    if isinstance(axis_context, _private("jax._src.sharding_impls", "SPMDAxisContext")):
+        return bool(axis_context.mesh.size > 1 and axis_context.manual_axes != frozenset(axis_context.mesh.axis_names))
+    return False
 
 
 def merge_stablehlo(context: Any, stablehlo: bytes, name: str) -> tuple[str, list[Any]]:

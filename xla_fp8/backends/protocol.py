@@ -21,10 +21,16 @@ class Yes:
 
 @dataclasses.dataclass(frozen=True)
 class No:
-    """The backend does not run it; `reason` is a sentence for the report."""
+    """The backend does not run it.
+
+    Attributes:
+        reason: a sentence for the report.
+        rule: a short name where XLA could not run it in FP8 either (`xla_fp8.target.rule_of`), else "".
+    """
 
     reason: str
     ok: bool = False
+    rule: str = ""
 
 
 Config = Hashable

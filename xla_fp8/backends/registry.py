@@ -10,7 +10,7 @@ from types import MappingProxyType
 from xla_fp8.backends import reference
 from xla_fp8.backends.protocol import Backend, Config, Implementation, No, Yes
 from xla_fp8.errors import XlaFp8Error
-from xla_fp8.target import GraphCall, Target, Verdict
+from xla_fp8.target import GraphCall, Target, Verdict, rule_of
 
 
 class BackendError(XlaFp8Error):
@@ -81,6 +81,11 @@ _AUTO: Mapping[str, tuple[str, ...]] = MappingProxyType({"cuda": ("xla",), "rocm
 on an accelerator the original chain is better than it."""
 
 
+def platform_name(jax_platform: str) -> str:
+    """JAX's "gpu" is CUDA's or ROCm's: the name that lowering knows ("cuda"); other names as they are."""
+    return "cuda" if jax_platform == "gpu" else jax_platform
+
+
 def backends_for(choice: str | Backend, platform: str) -> tuple[Backend, ...]:
     """The backends to ask for each call, in order, on a platform ("cpu", "cuda", ...).
 
@@ -99,9 +104,11 @@ def backends_for(choice: str | Backend, platform: str) -> tuple[Backend, ...]:
 def choose(backends: Sequence[Backend], call: GraphCall, target: Target) -> Backend | No:
     """The first backend that runs `call`, or why none does."""
     reasons = []
+    rule = ""
     for backend in backends:
         verdict = backend.supports(call, target)
         if verdict.ok:
             return backend
         reasons.append(verdict.reason if len(backends) == 1 else f"{backend.name}: {verdict.reason}")
-    return No("; ".join(reasons) or "there is no backend for this platform")
+        rule = rule or rule_of(verdict)
+    return No("; ".join(reasons) or "there is no backend for this platform", rule=rule)

@@ -29,7 +29,7 @@ from xla_fp8.tracing.equations import (
 from xla_fp8.tracing.inline import inline_calls, substituted
 
 REGION = "xla_fp8_region"
-"""The name of the primitive that a region is an equation of."""
+"""How the name of the primitive starts that a region is an equation of."""
 
 MakeRegion = Callable[[Jaxpr, list[Any], list[Any], Equation], Equation]
 """Makes a region's equation of its closed jaxpr, inputs and outputs, and an equation to take the source from."""
@@ -167,7 +167,7 @@ def _is_worth_taking(flow: _DataFlow, producer: int, atom: Any) -> bool:
     equation = flow.equations[producer]
     return (
         atom in flow.dequantized
-        or equation.primitive.name in ("broadcast_in_dim", "reshape", "squeeze", "convert_element_type")
+        or equation.primitive.name in ("broadcast_in_dim", "reshape", "squeeze", "convert_element_type", "pvary")
         or all(is_literal(operand) for operand in equation.invars)
     )
 
@@ -262,7 +262,7 @@ def _without_unused(
     kept: list[Equation] = []
     for equation in reversed(ordered):
         was_read = any(variable in read for variable in equation.outvars)
-        is_region = equation.primitive.name == REGION
+        is_region = equation.primitive.name.startswith(REGION)
         if (was_read or is_region) and not equation.effects and not any(v in used for v in equation.outvars):
             continue
         kept.append(equation)

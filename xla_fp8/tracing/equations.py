@@ -17,7 +17,10 @@ _ELEMENTWISE = frozenset(
     "eq erf erf_inv erfc exp exp2 expm1 floor ge gt integer_pow is_finite le log log1p log2 logistic lt max min mul ne "
     "neg not or pow reduce_precision rem round rsqrt select_n sign sin sinh sqrt square sub tan tanh xor".split()
 )
-_MOVES = frozenset("broadcast_in_dim concatenate dynamic_slice expand_dims pad reshape rev slice squeeze transpose".split())
+# pvary only changes what shard_map's types say; where a region is evaluated by itself it is the identity.
+_MOVES = frozenset(
+    "broadcast_in_dim concatenate dynamic_slice expand_dims pad pvary reshape rev slice squeeze transpose".split()
+)
 
 CHAIN = _ELEMENTWISE | _MOVES | {"reduce_max"}
 """What stands between quantized tensors and a contraction, and behind it."""

@@ -16,8 +16,10 @@ from xla_fp8 import _jax_compat
 from xla_fp8.hlo.literal import numpy_dtype
 from xla_fp8.tracing.equations import Jaxpr
 from xla_fp8.tracing.errors import FallbackWarning, RegionError
+from xla_fp8.tracing.inline import flat
 from xla_fp8.tracing.options import Options
-from xla_fp8.tracing.region import region_p
+from xla_fp8.tracing.partition import partitioned
+from xla_fp8.tracing.region import opaque_region_p, region_p
 from xla_fp8.tracing.rewriting import MARK, Rewritten, rewritten
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
@@ -35,10 +37,18 @@ def _lower(platform: str, context: Any, *arguments: Any, jaxpr: Jaxpr, options: 
             stacklevel=2,
         )
         result = None
-    if result is None or not result.calls:
-        plain = mlir.lower_fun(core.jaxpr_as_fun(jaxpr), multiple_results=True)
-        return list(plain(context, *arguments))
+    if result is None or not result.stablehlo:
+        return _lower_plain(context, jaxpr, arguments)
     return _merge(context, result, arguments)
+
+
+def _lower_plain(context: Any, jaxpr: Jaxpr, arguments: Sequence[Any]) -> Sequence[Any]:
+    """A region as JAX lowers its equations."""
+    body = flat(jaxpr)
+    rule = mlir.lower_fun(lambda *values: _jax_compat.evaluate_equations(body, values), multiple_results=True)
+    # Without what shard_map's types say: the equations are evaluated outside of it.
+    avals = [jax.core.ShapedArray(aval.shape, aval.dtype, weak_type=aval.weak_type) for aval in context.avals_in]
+    return list(rule(context.replace(avals_in=avals), *arguments))
 
 
 def _merge(context: Any, region: Rewritten, arguments: Sequence[Any]) -> Sequence[Any]:
@@ -61,6 +71,8 @@ def _replace(context: Any, region: Rewritten, number: int, operation: Any) -> No
     """Puts what the backend of a marked call lowers to in its place."""
     call, backend = region.calls[number], region.backends[number]
     implementation = backend.lower(call, backend.configs(call, region.target)[0])
+    if backend.opaque and _jax_compat.is_partitioned(context):
+        implementation = partitioned(call, implementation)
     avals = [jax.ShapeDtypeStruct(shape.dimensions, numpy_dtype(shape.element_type)) for shape in call.operand_shapes]
     jaxpr = jax.make_jaxpr(lambda *operands: tuple(implementation(*operands)))(*avals)
     with mlir.ir.InsertionPoint(operation), operation.location:
@@ -97,4 +109,5 @@ def _replace_tuple(result: Any, values: Sequence[Any]) -> None:
 
 for _platform in PLATFORMS:
     # One rule for each platform, so that an export for several of them lowers a region for each.
-    mlir.register_lowering(region_p, functools.partial(_lower, _platform), platform=_platform)
+    for _primitive in (region_p, opaque_region_p):
+        mlir.register_lowering(_primitive, functools.partial(_lower, _platform), platform=_platform)

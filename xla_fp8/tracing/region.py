@@ -6,6 +6,7 @@ result again, so that the batched function, the tangent function and its transpo
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,20 +15,29 @@ from jax.extend import core
 from jax.interpreters import ad, batching
 
 from xla_fp8 import _jax_compat
+from xla_fp8.backends.registry import backends_for, platform_name
 from xla_fp8.tracing.cut import REGION, cut
 from xla_fp8.tracing.equations import Equation, Jaxpr
 from xla_fp8.tracing.options import Options
 
 region_p = core.Primitive(REGION)
-region_p.multiple_results = True
+opaque_region_p = core.Primitive(f"{REGION}_opaque")
+"""A region that may hold kernels: to partition one, its lowering must know the devices, which rules AbstractMesh out."""
+
+
+def is_region(equation: Equation) -> bool:
+    return equation.primitive in (region_p, opaque_region_p)
 
 
 def cut_jaxpr(jaxpr: Jaxpr, options: Options) -> Jaxpr:
     """`jaxpr` with its FP8 chains in regions, open or closed as it was; itself where it has none."""
 
+    backends = backends_for(options.backend, platform_name(jax.default_backend()))
+    primitive = opaque_region_p if any(backend.opaque for backend in backends) else region_p
+
     def make_region(closed: Jaxpr, inputs: list[Any], outputs: list[Any], source: Equation) -> Equation:
         return core.new_jaxpr_eqn(
-            inputs, outputs, region_p, {"jaxpr": closed, "options": options}, core.no_effects, source.source_info, source.ctx
+            inputs, outputs, primitive, {"jaxpr": closed, "options": options}, core.no_effects, source.source_info, source.ctx
         )
 
     return cut(jaxpr, make_region, lambda equation: _with_cut_rule(equation, options))
@@ -49,23 +59,21 @@ def _cut_or_none(jaxpr: Jaxpr, options: Options) -> Jaxpr | None:
     return None if changed is jaxpr else changed  # a cached value must not hold its weak key
 
 
-@region_p.def_abstract_eval
 def _abstract_eval(*_: Any, jaxpr: Jaxpr, options: Options) -> Sequence[Any]:
     return list(jaxpr.out_avals)
 
 
-@region_p.def_impl
-def _impl(*arguments: Any, jaxpr: Jaxpr, options: Options) -> list[Any]:
-    return list(_compiled(jaxpr, options)(*arguments))
+def _impl(primitive: Any, *arguments: Any, jaxpr: Jaxpr, options: Options) -> list[Any]:
+    return list(_compiled(jaxpr, primitive, options)(*arguments))
 
 
 @_jax_compat.weakref_lru_cache
-def _compiled(jaxpr: Jaxpr, options: Options) -> Any:
+def _compiled(jaxpr: Jaxpr, primitive: Any, options: Options) -> Any:
     """What runs a region outside of any jit."""
     # The cache holds the jaxpr weakly, so its value must not hold it: keep an equal one.
     inner = _jax_compat.open_jaxpr(jaxpr)
     own = core.ClosedJaxpr(inner.replace(eqns=list(inner.eqns)), ())
-    return jax.jit(lambda *arguments: region_p.bind(*arguments, jaxpr=own, options=options))
+    return jax.jit(lambda *arguments: primitive.bind(*arguments, jaxpr=own, options=options))
 
 
 # vmap
@@ -75,9 +83,6 @@ def _batch(arguments: Sequence[Any], dims: Sequence[Any], *, jaxpr: Jaxpr, optio
     function = jax.vmap(core.jaxpr_as_fun(jaxpr), in_axes=tuple(dims))
     results = evaluate(jax.make_jaxpr(function)(*arguments), options, arguments)
     return results, [0] * len(results)
-
-
-batching.primitive_batchers[region_p] = _batch
 
 
 # Differentiation
@@ -112,9 +117,6 @@ def _linearized(jaxpr: Jaxpr, nonzero: tuple[bool, ...]) -> tuple[Jaxpr, Jaxpr, 
     return known, linear, nonzero_out
 
 
-ad.primitive_jvps[region_p] = _jvp
-
-
 def _transpose(cotangents: Sequence[Any], *arguments: Any, jaxpr: Jaxpr, options: Options) -> list[Any]:
     linear = tuple(ad.is_undefined_primal(argument) for argument in arguments)
     known = [argument for argument, is_linear in zip(arguments, linear, strict=True) if not is_linear]
@@ -140,7 +142,14 @@ def _transposed(jaxpr: Jaxpr, linear: tuple[bool, ...]) -> Jaxpr:
     return jax.make_jaxpr(transposed)(known_avals, list(jaxpr.out_avals))
 
 
-ad.primitive_transposes[region_p] = _transpose
+for _primitive in (region_p, opaque_region_p):
+    _primitive.multiple_results = True
+    _primitive.def_abstract_eval(_abstract_eval)
+    _primitive.def_impl(functools.partial(_impl, _primitive))
+    batching.primitive_batchers[_primitive] = _batch
+    ad.primitive_jvps[_primitive] = _jvp
+    ad.primitive_transposes[_primitive] = _transpose
+_jax_compat.require_devices_during_lowering(opaque_region_p)
 
 
 # custom_vjp

@@ -8,13 +8,14 @@ from typing import Any
 import jax
 
 from xla_fp8 import _jax_compat
+from xla_fp8.backends.registry import platform_name
 from xla_fp8.errors import XlaFp8Error
 from xla_fp8.report import Entry, PassTiming, Report
 from xla_fp8.target import Target
 from xla_fp8.tracing.equations import CONTRACTIONS, Equation, Jaxpr, bodies, is_fp8
 from xla_fp8.tracing.errors import NotRewrittenError
 from xla_fp8.tracing.options import Options
-from xla_fp8.tracing.region import region_p
+from xla_fp8.tracing.region import is_region
 from xla_fp8.tracing.rewriting import rewritten
 
 _OPS = {"conv_general_dilated": "convolution", "dot_general": "dot"}
@@ -28,7 +29,7 @@ def report_of(jaxpr: Jaxpr, options: Options, platform: str | None = None) -> Re
     """
     platform = platform or jax.default_backend()
     report = Report(target=str(options.target or Target.default()))
-    _collect(jaxpr, options, _jax_platform(platform), report)
+    _collect(jaxpr, options, platform_name(platform), report)
     return report
 
 
@@ -44,13 +45,9 @@ def check_strict(report: Report) -> None:
     )
 
 
-def _jax_platform(platform: str) -> str:
-    return "cuda" if platform == "gpu" else platform
-
-
 def _collect(jaxpr: Jaxpr, options: Options, platform: str, report: Report) -> None:
     for equation in _jax_compat.open_jaxpr(jaxpr).eqns:
-        if equation.primitive is region_p:
+        if is_region(equation):
             _collect_region(equation, platform, report)
         elif equation.primitive.name in CONTRACTIONS:
             report.refused.append(_outside(equation))

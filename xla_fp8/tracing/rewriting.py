@@ -40,7 +40,7 @@ class Rewritten:
         calls: the graph calls in the order of their marks; none where the region stays as it was.
         backends: which backend runs each.
         target: what the passes assumed.
-        stablehlo: the module, as MLIR bytecode; empty without calls.
+        stablehlo: the module, as MLIR bytecode; empty where it stays as it was.
     """
 
     report: Report
@@ -73,7 +73,7 @@ def rewritten(jaxpr: Any, options: Options, platform: str, dump_dir: str | None 
         _dump(Path(dump_dir), f"{name}.after.hlo", hlo.to_text(module))
     calls = _mark(module)
     chosen = tuple(_chosen(backends, call, target) for call in calls)
-    stablehlo = _jax_compat.hlo_to_stablehlo(hlo.to_text(module)) if calls else b""
+    stablehlo = _jax_compat.hlo_to_stablehlo(hlo.to_text(module)) if report.changed else b""
     return Rewritten(report, calls, chosen, target, stablehlo)
 
 

@@ -1,0 +1,165 @@
+"""Sharded programs on 8 CPU devices; test_sharding.py runs this file in a process that has them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import xla_fp8
+from tests.jit.programs import assert_close, inputs, layer, quantize, tensors, wide_layer
+from xla_fp8.backends.registry import ReferenceBackend
+
+COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
+
+
+@dataclasses.dataclass(frozen=True)
+class OpaqueBackend(ReferenceBackend):
+    """The reference, but behind custom partitioning, as a kernel that XLA cannot look into."""
+
+    name: str = "opaque"
+    opaque: bool = True
+
+
+BACKENDS = [ReferenceBackend(), OpaqueBackend()]
+
+
+def mesh(*shape: int) -> jax.sharding.Mesh:
+    axes = ("data", "model")[: len(shape)]
+    return jax.make_mesh(shape, axes, axis_types=(AxisType.Auto,) * len(shape))
+
+
+def collectives(compiled: Any) -> dict[str, int]:
+    text = compiled.as_text()
+    return {name: text.count(f" {name}(") + text.count(f" {name}-start(") for name in COLLECTIVES if f" {name}" in text}
+
+
+def sharded(args: tuple[Any, ...], on: jax.sharding.Mesh) -> tuple[Any, ...]:
+    """`layer`'s arguments with the batch split over "data" and everything else on every device."""
+    x, *rest = args
+    return jax.device_put(x, NamedSharding(on, P("data"))), *(jax.device_put(a, NamedSharding(on, P())) for a in rest)
+
+
+@pytest.mark.parametrize("backend", BACKENDS, ids=lambda b: b.name)
+@pytest.mark.parametrize("shape", [(8,), (4, 2)])
+def test_batch_sharded_layer_stays_sharded(backend: Any, shape: tuple[int, ...]) -> None:
+    args = sharded(inputs(batch=16), mesh(*shape))
+    compiled = xla_fp8.jit(layer, backend=backend).lower(*args).compile()
+    assert collectives(compiled) == {"all-reduce": 1}  # amax
+    y, amax = compiled(*args)
+    assert y.sharding.spec[0] == "data"
+    assert amax.sharding.is_fully_replicated
+    assert_close((y, amax), layer(*inputs(batch=16)))
+
+
+@pytest.mark.parametrize("backend", BACKENDS, ids=lambda b: b.name)
+def test_net_with_constraints_and_a_residual(backend: Any) -> None:
+    on = mesh(8)
+
+    def net(x8: jax.Array, w8: jax.Array, v8: jax.Array) -> jax.Array:
+        y = jax.nn.relu(wide_layer(x8, w8))
+        y = lax.with_sharding_constraint(y, NamedSharding(on, P("data")))
+        z = wide_layer(quantize(y, 4.0), v8) + y
+        return lax.with_sharding_constraint(z, NamedSharding(on, P("data"))).astype(jnp.bfloat16)
+
+    x8, w8 = tensors(batch=16)
+    v8 = jnp.asarray(np.random.default_rng(1).normal(size=(3, 3, 8, 8)), w8.dtype)
+    args = (*sharded((x8, w8), on), jax.device_put(v8, NamedSharding(on, P())))
+    fast = xla_fp8.jit(net, backend=backend)
+    assert len(fast.report(*args).rewritten) == 2
+    compiled = fast.lower(*args).compile()
+    assert collectives(compiled) == {}
+    assert_close(compiled(*args), jax.jit(net)(*args), rtol=2e-2, atol=5e-2)  # an FP8 step between the layers
+    assert "sdy.mesh" in fast.lower(*args).as_text()  # Shardy, not GSPMD
+
+
+@pytest.mark.parametrize("backend", BACKENDS, ids=lambda b: b.name)
+def test_in_and_out_shardings(backend: Any) -> None:
+    on = mesh(8)
+    batch, everywhere = NamedSharding(on, P("data")), NamedSharding(on, P())
+    fast = xla_fp8.jit(wide_layer, backend=backend, in_shardings=(batch, everywhere), out_shardings=batch)
+    args = tensors(batch=16)
+    assert collectives(fast.lower(*args).compile()) == {}
+    assert_close(fast(*args), wide_layer(*args))
+
+
+@pytest.mark.parametrize("backend", BACKENDS, ids=lambda b: b.name)
+@pytest.mark.parametrize("spec", [P("data"), P()])
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_shard_map(spec: P, check_vma: bool, backend: Any) -> None:
+    on = mesh(8)
+
+    def local(x8: jax.Array, w8: jax.Array) -> tuple[jax.Array, jax.Array]:
+        y = wide_layer(x8, w8)
+        return quantize(y, 1.0), lax.pmax(jnp.max(jnp.abs(y)), "data")
+
+    def fn(x8: jax.Array, w8: jax.Array) -> Any:
+        out = (spec, P())
+        return jax.shard_map(local, mesh=on, in_specs=(spec, P()), out_specs=out, check_vma=check_vma)(x8, w8)
+
+    fast = xla_fp8.jit(fn, backend=backend)
+    plain = tensors(batch=16)
+    for args in (plain, sharded(plain, on)):
+        assert len(fast.report(*args).rewritten) == 1
+        assert_close(fast(*args), jax.jit(fn)(*args))
+
+
+def test_gradient_under_shard_map() -> None:
+    on = mesh(8)
+
+    @functools.partial(jax.shard_map, mesh=on, in_specs=(P("data"), P(), P()), out_specs=P())
+    def loss(x8: jax.Array, w8: jax.Array, scale: jax.Array) -> jax.Array:
+        return lax.pmean(jnp.mean(jnp.tanh(wide_layer(x8, w8, scale))), "data")
+
+    args = (*sharded(tensors(batch=16), on), jnp.float32(0.01))
+    wanted = jax.grad(loss, argnums=2)(*args)
+    for transform in (lambda f: jax.grad(xla_fp8.rewrite(f), argnums=2), lambda f: xla_fp8.jit(jax.grad(f, argnums=2))):
+        assert_close(transform(loss)(*args), wanted, rtol=1e-3)
+
+
+@pytest.mark.parametrize("backend", BACKENDS, ids=lambda b: b.name)
+def test_gradient_of_a_sharded_function(backend: Any) -> None:
+    def loss(x8: jax.Array, w8: jax.Array, scale: jax.Array) -> jax.Array:
+        return jnp.mean(jax.nn.relu(wide_layer(x8, w8, scale)))
+
+    args = (*sharded(tensors(batch=16), mesh(8)), jnp.float32(0.01))
+    wanted = jax.grad(loss, argnums=2)(*args)
+    assert_close(jax.jit(jax.grad(xla_fp8.rewrite(loss, backend=backend), argnums=2))(*args), wanted, rtol=1e-4)
+
+
+def test_under_set_mesh_with_explicit_axes() -> None:
+    on = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Explicit,))
+    plain = tensors(batch=16)
+    with jax.set_mesh(on):
+        args = (jax.device_put(plain[0], P("data")), jax.device_put(plain[1], P()))
+        got = xla_fp8.jit(wide_layer)(*args)
+        wanted = jax.jit(wide_layer)(*args)
+    assert got.sharding == wanted.sharding
+    assert_close(got, wanted)
+
+
+@pytest.mark.parametrize("backend", BACKENDS, ids=lambda b: b.name)
+def test_filters_that_are_sharded_are_right_too(backend: Any) -> None:
+    on = mesh(4, 2)
+    x8, w8 = tensors(batch=8)
+    for spec in (P(None, None, None, "model"), P(None, None, "model")):
+        args = (jax.device_put(x8, NamedSharding(on, P("data"))), jax.device_put(w8, NamedSharding(on, spec)))
+        assert_close(xla_fp8.jit(wide_layer, backend=backend)(*args), wide_layer(x8, w8))
+
+
+@pytest.mark.parametrize("backend", BACKENDS, ids=lambda b: b.name)
+def test_one_device_of_many(backend: Any) -> None:
+    args = jax.device_put(tensors(), jax.devices()[3])
+    got = xla_fp8.jit(wide_layer, backend=backend)(*args)
+    assert got.devices() == {jax.devices()[3]}
+    assert_close(got, wide_layer(*tensors()))
+
+

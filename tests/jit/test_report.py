@@ -1,0 +1,183 @@
+"""Reports of traced functions, strict mode, and the environment variables."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+import xla_fp8
+from tests.jit.programs import LAYOUT, assert_close, inputs, quantize, tensors, wide_layer
+from xla_fp8 import hlo
+from xla_fp8.report import Report
+from xla_fp8.target import Target
+from xla_fp8.backends.protocol import No
+
+
+def here(fn: Any, text: str) -> str:
+    """`file:line` of the line of `fn` that holds `text`."""
+    lines, first = inspect.getsourcelines(fn)
+    return f"{__file__}:{first + next(i for i, line in enumerate(lines) if text in line)}"
+
+
+def net(x8: jax.Array, w8: jax.Array, wide: jax.Array) -> Any:
+    x = x8.astype(jnp.float32) * 0.1
+    a = lax.conv_general_dilated(x, w8.astype(jnp.float32), (1, 1), "SAME", dimension_numbers=LAYOUT)  # rewritten
+    b = lax.conv_general_dilated(x, wide, (1, 1), "SAME", dimension_numbers=LAYOUT)  # refused
+
+    def body(c: jax.Array, _: None) -> tuple[jax.Array, None]:
+        return c @ c, None  # not FP8
+
+    return a, b, lax.scan(body, jnp.eye(3), None, length=2)[0]
+
+
+ARGS = (*tensors(), jnp.ones((3, 3, 4, 8)))
+
+
+def test_entries_name_the_users_own_lines() -> None:
+    for report in (
+        xla_fp8.explain(net)(*ARGS),
+        xla_fp8.jit(net).report(*ARGS),
+        xla_fp8.rewrite(net).report(*ARGS),
+        xla_fp8.explain(xla_fp8.jit(net))(*(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in ARGS)),
+    ):
+        assert [entry.source for entry in report.rewritten] == [here(net, "# rewritten")]
+        assert [entry.source for entry in report.refused_fp8] == [here(net, "# refused")]
+        assert "no FP8 tensor" in report.refused_fp8[0].reason
+        assert [(entry.op, entry.source) for entry in report.refused_without_fp8] == [("dot", here(net, "# not FP8"))]
+        assert report.rewritten[0].graph == "1:[f32]conv();2:[f32]scale(1);"
+        assert json.loads(report.to_json())["rewritten"][0]["source"] == here(net, "# rewritten")
+        assert "1 rewritten, 1 refused, 1 without FP8 operands" in str(report)
+
+
+def test_explaining_runs_nothing() -> None:
+    def fn(x8: jax.Array, w8: jax.Array) -> jax.Array:
+        jax.debug.callback(lambda: pytest.fail("it ran"))
+        return wide_layer(x8, w8)
+
+    assert len(xla_fp8.explain(fn)(*tensors()).rewritten) == 1
+
+
+def test_report_callback_is_called_once_for_each_compilation() -> None:
+    reports: list[Report] = []
+    fast = xla_fp8.jit(net, report=reports.append)
+    fast(*ARGS)
+    fast(*ARGS)
+    assert len(reports) == 1
+    fast(*tensors(batch=4), ARGS[2])
+    assert [len(report.rewritten) for report in reports] == [1, 1]
+    eager: list[Report] = []
+    slow = xla_fp8.rewrite(net, report=eager.append)
+    slow(*ARGS)
+    slow(*ARGS)
+    assert len(eager) == 1
+
+
+def test_environment_variable_prints_the_report_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fast = xla_fp8.jit(net)
+    monkeypatch.setenv("XLA_FP8_REPORT", "1")
+    fast(*ARGS)
+    fast(*ARGS)
+    printed = capsys.readouterr().err
+    assert printed.startswith("xla_fp8: net\nrewritten  conv_general_dilated")
+    assert printed.count("1 rewritten, 1 refused") == 1
+    monkeypatch.setenv("XLA_FP8_REPORT", "0")
+    xla_fp8.jit(lambda *a: net(*a))(*ARGS)
+    assert capsys.readouterr().err == ""
+
+
+def test_dump_directory_gets_hlo_before_and_after(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folder = tmp_path / "made" / "here"
+    monkeypatch.setenv("XLA_FP8_DUMP_DIR", str(folder))
+    x8, w8 = tensors(batch=5)
+    jax.jit(xla_fp8.rewrite(wide_layer)).lower(x8, w8)
+    after, before = sorted(folder.iterdir())
+    assert before.name.replace("before", "after") == after.name
+    assert "convolution(" in before.read_text()
+    assert "__cudnn$convForwardGraph" in after.read_text()
+    for file in (before, after):
+        hlo.verify(hlo.parse(file.read_text()))
+
+
+def test_strict_raises_and_names_the_line() -> None:
+    with pytest.raises(xla_fp8.NotRewrittenError) as caught:
+        xla_fp8.jit(net, strict=True)(*ARGS)
+    assert here(net, "# refused") in str(caught.value)
+    assert here(net, "# rewritten") not in str(caught.value)
+    with pytest.raises(xla_fp8.NotRewrittenError):
+        xla_fp8.rewrite(net, strict=True)(*ARGS)
+    assert_close(xla_fp8.jit(wide_layer, strict=True)(*tensors()), wide_layer(*tensors()))
+
+
+def test_strict_allows_what_has_no_fp8() -> None:
+    assert_close(xla_fp8.jit(lambda a: a @ a, strict=True)(jnp.eye(3)), jnp.eye(3))
+
+
+def test_target_that_has_no_fp8_refuses_everything() -> None:
+    fast = xla_fp8.jit(wide_layer, target="a100")
+    assert "compute capability" in fast.report(*tensors()).refused_fp8[0].reason
+    assert_close(fast(*tensors()), wide_layer(*tensors()))
+    assert "xla_fp8_region" not in fast.lower(*tensors()).as_text()
+
+
+def test_targets_own_hook_is_asked_too() -> None:
+    target = Target("picky", (9, 0), supports=lambda call: No("not on a Monday"))
+    assert xla_fp8.jit(wide_layer, target=target).report(*tensors()).refused_fp8[0].reason == "not on a Monday"
+
+
+def test_xla_backend_rewrites_nothing() -> None:
+    fast = xla_fp8.jit(wide_layer, backend="xla")
+    assert "left to XLA's own matcher" in fast.report(*tensors()).refused_fp8[0].reason
+    assert_close(fast(*tensors()), wide_layer(*tensors()))
+
+
+def test_own_passes() -> None:
+    fast = xla_fp8.jit(wide_layer, passes=["simplify", "dce"])
+    assert fast.report(*tensors()).rewritten == []
+    assert_close(fast(*tensors()), wide_layer(*tensors()))
+
+
+def test_calls_without_a_graph_fall_back_with_one_warning() -> None:
+    """A pipeline that stops behind conv-rewriter leaves calls that only XLA's GPU compiler may make."""
+    fast = xla_fp8.jit(wide_layer, passes=["conv-rewriter"])
+    with pytest.warns(xla_fp8.FallbackWarning, match="should end with conv-restorer") as caught:
+        assert_close(fast(*tensors(batch=3)), wide_layer(*tensors(batch=3)))
+    assert len(caught) == 1
+    strict = xla_fp8.jit(wide_layer, passes=["conv-rewriter"], strict=True)
+    with pytest.raises(xla_fp8.XlaFp8Error):
+        strict(*tensors(batch=3))
+
+
+def test_report_of_a_gradient_has_its_backward_convolutions() -> None:
+    def loss(scale: jax.Array) -> jax.Array:
+        return wide_layer(*tensors(), scale).mean()
+
+    report = xla_fp8.explain(jax.grad(loss))(jnp.float32(0.1))
+    assert report.rewritten or report.refused
+    assert all(entry.source for entry in (*report.rewritten, *report.refused))
+
+
+def test_dots_are_reported() -> None:
+    def fn(a: jax.Array, b: jax.Array) -> jax.Array:
+        return quantize(a, 1.0).astype(jnp.float32) @ quantize(b, 1.0).astype(jnp.float32)
+
+    report = xla_fp8.explain(fn)(jnp.ones((4, 4)), jnp.ones((4, 4)))
+    assert [(entry.op, entry.source) for entry in report.refused_fp8] == [("dot", here(fn, "@"))]
+    assert_close(xla_fp8.jit(fn)(jnp.eye(4), jnp.eye(4)), jnp.eye(4))
+
+
+def test_layer_has_its_whole_graph() -> None:
+    from tests.jit.programs import layer
+
+    (entry,) = xla_fp8.explain(layer)(*inputs()).rewritten
+    assert entry.graph is not None
+    for op in ("relu", "[f8e4m3fn]scale", "amax"):
+        assert op in entry.graph
