@@ -65,11 +65,11 @@ POINTWISE: dict[str, Callable[[Array], Array]] = {
     "softmax": lambda y: jax.nn.softmax(y, axis=-1),
     "mean_residual": lambda y: y - jnp.mean(y),
 }
-MOVES: dict[str, Callable[[Array], Array]] = {
-    "flip": lambda x: jnp.flip(x, 1),
-    "pad": lambda x: jnp.pad(x, [(0, 0)] + [(1, 0)] + [(0, 0)] * (x.ndim - 2)),
-    "slice": lambda x: x[:1],
-    "reshape": lambda x: x.reshape(-1).reshape(x.shape),
+MOVES: dict[str, Callable[[Array, int], Array]] = {  # along a spatial axis
+    "flip": jnp.flip,
+    "pad": lambda x, axis: jnp.pad(x, [(2, 1) if d == axis else (0, 0) for d in range(x.ndim)]),
+    "slice": lambda x, axis: lax.slice_in_dim(x, 0, None, 2, axis),
+    "reshape": lambda x, axis: x.reshape(-1).reshape(x.shape),
 }
 STEPS = (
     *ACTIVATIONS,
@@ -183,7 +183,7 @@ class Builder:
 
     def moved(self, x: Array) -> Array:
         for move in self.program.moves:
-            x = MOVES[move](x)
+            x = MOVES[move](x, self.program.lhs.index("W"))
         return x
 
     def convolution(self) -> Array:
