@@ -45,6 +45,8 @@ class Context:
         fuel: rewrites left, None for no limit.
         only_fp8: leave convolutions alone that no FP8 tensor feeds (the default pipeline).
         entries: what became of each convolution and dot, in the order decided.
+        unrunnable: why the backend cannot run a convolution in FP8, by its `origin`; conv-fp8-fallback acts on these.
+        fell_back: whether conv-fp8-fallback rewrote any.
     """
 
     def __init__(self, dialect: str = "xla", fuel: int | None = None, only_fp8: bool = False) -> None:
@@ -55,6 +57,8 @@ class Context:
         self.rewrites = 0
         self.only_fp8 = only_fp8
         self.entries: list[Entry] = []
+        self.unrunnable: dict[tuple[str, str], str] = {}
+        self.fell_back = False
         self._origins: dict[tuple[str, str], tuple[str, str]] = {}
 
     @property

@@ -11,6 +11,7 @@ from xla_fp8.hlo import HloError, HloInstruction, HloModule, HloVerifyError, to_
 from xla_fp8.passes.base import Context, Pass, PassError, Refusal, UnknownPassError, described
 from xla_fp8.passes.call_inliner import CallInliner
 from xla_fp8.passes.conv_canonicalizer import ConvCanonicalizer
+from xla_fp8.passes.conv_fp8_fallback import ConvFp8Fallback
 from xla_fp8.passes.conv_restorer import ConvRestorer
 from xla_fp8.passes.conv_rewriter import ConvRewriter
 from xla_fp8.passes.cudnn_fused_conv_rewriter import CudnnFusedConvRewriter
@@ -28,6 +29,7 @@ PASSES: dict[str, type[Pass]] = {
         ConvCanonicalizer,
         ConvRewriter,
         CudnnFusedConvRewriter,
+        ConvFp8Fallback,
         ConvRestorer,
         DeadCodeElimination,
     )
@@ -124,7 +126,7 @@ def run(
     for name in names:
         changed |= _run_pass(PASSES[name](context), module, target, options, report)
     _record_rest(module, context)
-    if undo is not None and not any(entry.graph for entry in context.entries):
+    if undo is not None and not context.fell_back and not any(entry.graph for entry in context.entries):
         module.replace_contents_with(undo)
         changed = False
     _fill(report, context, changed)

@@ -45,6 +45,15 @@ class Verdict(Protocol):
     def reason(self) -> str: ...
 
 
+def rule_of(verdict: Verdict) -> str:
+    """The name of the rule for which no kernel of the device can run a call in FP8, from the verdict's `rule`.
+
+    "" where the verdict has none: the backend leaves the call to another one, or to XLA. A verdict with a rule makes
+    conv-fp8-fallback rewrite the convolution in bf16.
+    """
+    return str(getattr(verdict, "rule", ""))
+
+
 Version = tuple[int, ...]
 
 _PRESETS: dict[str, Version] = {"h100": (9, 0), "h200": (9, 0), "b200": (10, 0), "l40s": (8, 9), "a100": (8, 0)}

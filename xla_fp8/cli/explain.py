@@ -53,7 +53,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(arguments: argparse.Namespace) -> int:
     from xla_fp8.cli import inputs, outputs, pipeline
     from xla_fp8.hlo.xla_process import XlaProcess
-    from xla_fp8.target import Target
 
     reports: list[tuple[str, Report]] = []
 
@@ -63,8 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     sources = inputs.find(arguments.inputs)
     with XlaProcess() as xla:
-        if arguments.target is None:
-            arguments.target = Target.default()
+        arguments.target = options.target_of(arguments)
         status = pipeline.for_each(sources, arguments, explain)
     if reports:
         outputs.write(arguments.output, _render(reports, arguments))
@@ -80,7 +78,8 @@ def _report(source: Source, arguments: argparse.Namespace, xla: XlaProcess) -> R
     _, module = inputs.load(source, xla, verify_with_xla=arguments.xla_verify)
     if (problem := pipeline.why_no_pass_may_run(module, None)) is not None:
         raise problem
-    report: Report = passes.run(module, None, arguments.target, dialect=arguments.dialect)
+    with options.spoken_warnings(arguments):
+        report: Report = passes.run(module, None, arguments.target, dialect=arguments.dialect)
     return report
 
 

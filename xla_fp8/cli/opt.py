@@ -79,13 +79,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(arguments: argparse.Namespace) -> int:
     from xla_fp8.cli import inputs, pipeline
     from xla_fp8.hlo.xla_process import XlaProcess
-    from xla_fp8.target import Target
 
     sources = inputs.find(arguments.inputs)
     outputs = _output_paths(arguments, sources)
     with XlaProcess() as xla:
-        if arguments.target is None:
-            arguments.target = Target.default()
+        arguments.target = options.target_of(arguments)
         return pipeline.for_each(sources, arguments, lambda source: _opt(source, outputs[source], arguments, xla))
 
 
@@ -122,9 +120,10 @@ def _opt(source: Source, output: str, arguments: argparse.Namespace, xla: XlaPro
         warning = options.stderr_color(arguments)("warning:", "error")
         print(f"{source.name}: {warning} no pass was run, because the module is not sound: {problem}", file=sys.stderr)
         names = ()
-    report = passes.run(
-        module, names, arguments.target, dialect=arguments.dialect, options=_pipeline_options(arguments)
-    )
+    with options.spoken_warnings(arguments):
+        report = passes.run(
+            module, names, arguments.target, dialect=arguments.dialect, options=_pipeline_options(arguments)
+        )
     result = hlo.to_text(module)
     if arguments.xla_verify:
         _check_result(text, result, report, xla)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import dataclasses
 import sys
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from xla_fp8.cli import color
@@ -50,6 +53,40 @@ def add_target(parser: argparse.ArgumentParser) -> None:
         default="xla",
         help="graph ops: those that XLA itself reads (xla, the default), or those that xla_fp8.jit runs (extended)",
     )
+    parser.add_argument(
+        "--supports",
+        choices=("rules", "cudnn", "any"),
+        default="rules",
+        help="what has no cuDNN plan on the target becomes bf16: by the rules of docs/backends.md (rules, the default: "
+        "the same on every machine), by asking the cuDNN that is installed (cudnn), or not at all (any)",
+    )
+
+
+def target_of(arguments: argparse.Namespace) -> Target:
+    """The target that --target names or the machine has, which asks what --supports says."""
+    from xla_fp8.target import Target
+
+    target = arguments.target if arguments.target is not None else Target.default()
+    if arguments.supports == "any":
+        return target
+    from xla_fp8.backends import cudnn
+
+    ask = cudnn.support if arguments.supports == "cudnn" else cudnn.support_by_rules
+    return dataclasses.replace(target, supports=lambda call: ask(call, target))
+
+
+@contextlib.contextmanager
+def spoken_warnings(arguments: argparse.Namespace) -> Iterator[None]:
+    """Prints Python's warnings as the command line prints things: one line each, without the line of our source."""
+    paint = stderr_color(arguments)
+
+    def show(message: Warning | str, *_: object) -> None:
+        print(f"xla-fp8: {paint('warning:', 'error')} {message}", file=sys.stderr)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", UserWarning)
+        warnings.showwarning = show
+        yield
 
 
 def boolean(text: str) -> bool:

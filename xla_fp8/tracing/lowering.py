@@ -1,4 +1,4 @@
-"""How a region lowers: its rewritten module is merged into the caller's, each graph call by what its backend lowers to."""
+"""How a region lowers: its rewritten module is merged into the caller's, each graph call as its backend lowers it."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _replace(context: Any, region: Rewritten, number: int, operation: Any) -> No
     implementation = backend.lower(call, backend.configs(call, region.target)[0])
     if backend.opaque and _jax_compat.is_partitioned(context):
         implementation = partitioned(call, implementation)
-    avals = [jax.ShapeDtypeStruct(shape.dimensions, numpy_dtype(shape.element_type)) for shape in call.operand_shapes]
+    avals = [jax.core.ShapedArray(shape.dimensions, numpy_dtype(shape.element_type)) for shape in call.operand_shapes]
     jaxpr = jax.make_jaxpr(lambda *operands: tuple(implementation(*operands)))(*avals)
     with mlir.ir.InsertionPoint(operation), operation.location:
         rule = mlir.lower_fun(core.jaxpr_as_fun(jaxpr), multiple_results=True)

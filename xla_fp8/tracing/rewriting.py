@@ -84,7 +84,7 @@ def _hlo_text(jaxpr: Any, platform: str) -> str:
     def xla_fp8_region(*arguments: Any) -> list[Any]:
         return _jax_compat.evaluate_equations(body, arguments)
 
-    arguments = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in jaxpr.in_avals]
+    arguments = [jax.core.ShapedArray(a.shape, a.dtype, weak_type=a.weak_type) for a in jaxpr.in_avals]
     # Whatever mesh the caller is in, the region is a module without one: XLA's partitioner sees it later, in place.
     with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
         traced = jax.jit(xla_fp8_region, keep_unused=True).trace(*arguments)
@@ -121,8 +121,8 @@ def _mark(module: hlo.HloModule) -> tuple[GraphCall, ...]:
             if graph is None:
                 if instruction.custom_call_target.startswith("__cudnn$"):
                     raise RegionError(
-                        f"{instruction.name} is a custom call of {instruction.custom_call_target} without a graph, which "
-                        f"only XLA's GPU compiler may make; the pipeline should end with conv-restorer"
+                        f"{instruction.name} is a custom call of {instruction.custom_call_target} without a graph, "
+                        "which only XLA's GPU compiler may make; the pipeline should end with conv-restorer"
                     )
                 continue
             assert instruction.custom_call_target == GRAPH_CALL_TARGET

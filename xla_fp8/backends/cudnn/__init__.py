@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from xla_fp8.backends.cudnn.errors import CudnnError, CudnnMissingError, CudnnUnsupportedError
-from xla_fp8.backends.cudnn.support import Support, support
+from xla_fp8.backends.cudnn.support import Support, support, support_by_rules
 
-__all__ = ["CudnnError", "CudnnMissingError", "CudnnUnsupportedError", "Support", "support"]
+__all__ = ["CudnnError", "CudnnMissingError", "CudnnUnsupportedError", "Support", "support", "support_by_rules"]

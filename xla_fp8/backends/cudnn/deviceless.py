@@ -5,9 +5,9 @@ is missing a stand-in for it must be loaded, which nothing else in the process m
 
     python -m xla_fp8.backends.cudnn.deviceless
 
-reads questions, one line of JSON each: {"call": ..., "properties": "...", "compute_capability": 90}, and writes a line of
-JSON for each: {"version": [9, 19, 0], "plans": 8} or {"version": ..., "refusal": "..."}. The first line says that it
-is ready, or {"missing": "..."}.
+reads questions, one line of JSON each: {"call": ..., "properties": "...", "compute_capability": 90}, and writes a line
+of JSON for each: {"version": [9, 19, 0], "plans": 8} or {"version": ..., "refusal": "..."}. The first line says that
+it is ready, or {"missing": "..."}.
 """
 
 from __future__ import annotations

@@ -97,10 +97,9 @@ class _Builder:
     def operand(self, index: int, dims: Sequence[int]) -> Any:
         """The tensor of operand `index`."""
         type_ = getattr(self.cudnn.data_type, _TYPES[self.call.operand_shapes[index].element_type])
-        tensor = self.graph.tensor(
+        return self.graph.tensor(
             name=f"operand{index}", dim=list(dims), stride=channels_last(dims), data_type=type_, uid=index + 1
         )
-        return tensor
 
     def convolution(self, image: Any, filter_: Any) -> Any:
         geometry = self.geometry

@@ -62,8 +62,8 @@ def _grouped_channels(call: GraphCall, geometry: Geometry) -> str | None:
     channels = geometry.filter[1]
     if geometry.groups > 1 and len(call.window) < 3 and channels < _ENOUGH and channels != 4:
         return (
-            f"has {channels} input channel{'s' if channels > 1 else ''} in each of {geometry.groups} groups; cuDNN's FP8 "
-            f"engines need 4, or at least {_ENOUGH}"
+            f"has {channels} input channel{'s' if channels > 1 else ''} in each of {geometry.groups} groups; cuDNN's "
+            f"FP8 engines need 4, or at least {_ENOUGH}"
         )
     return None
 

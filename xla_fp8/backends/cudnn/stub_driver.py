@@ -12,12 +12,41 @@ from pathlib import Path
 from xla_fp8.backends.cudnn.errors import CudnnMissingError
 
 _NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
-_SYMBOLS = """cuCtxGetCurrent cuCtxGetLimit cuCtxPopCurrent cuCtxPushCurrent cuDeviceGet cuDeviceGetCount
-cuDriverGetVersion cuGetErrorName cuGetErrorString cuGetProcAddress cuGetProcAddress_v2 cuInit cuKernelGetAttribute
-cuKernelGetFunction cuKernelSetAttribute cuLaunchCooperativeKernel cuLaunchKernel cuLaunchKernelEx cuLibraryGetKernel
-cuLibraryLoadData cuLibraryLoadFromFile cuLibraryUnload cuLinkAddData cuLinkComplete cuLinkCreate cuLinkDestroy
-cuModuleGetFunction cuModuleLoadData cuModuleUnload cuOccupancyMaxPotentialClusterSize cuStreamGetCtx
-cuTensorMapEncodeIm2col cuTensorMapEncodeTiled""".split()
+_SYMBOLS = (
+    "cuCtxGetCurrent",
+    "cuCtxGetLimit",
+    "cuCtxPopCurrent",
+    "cuCtxPushCurrent",
+    "cuDeviceGet",
+    "cuDeviceGetCount",
+    "cuDriverGetVersion",
+    "cuGetErrorName",
+    "cuGetErrorString",
+    "cuGetProcAddress",
+    "cuGetProcAddress_v2",
+    "cuInit",
+    "cuKernelGetAttribute",
+    "cuKernelGetFunction",
+    "cuKernelSetAttribute",
+    "cuLaunchCooperativeKernel",
+    "cuLaunchKernel",
+    "cuLaunchKernelEx",
+    "cuLibraryGetKernel",
+    "cuLibraryLoadData",
+    "cuLibraryLoadFromFile",
+    "cuLibraryUnload",
+    "cuLinkAddData",
+    "cuLinkComplete",
+    "cuLinkCreate",
+    "cuLinkDestroy",
+    "cuModuleGetFunction",
+    "cuModuleLoadData",
+    "cuModuleUnload",
+    "cuOccupancyMaxPotentialClusterSize",
+    "cuStreamGetCtx",
+    "cuTensorMapEncodeIm2col",
+    "cuTensorMapEncodeTiled",
+)
 """What cuDNN 9's libraries import."""
 
 

@@ -1,4 +1,4 @@
-"""Can cuDNN run a graph on a target? From cuDNN itself where it is installed, with or without a GPU; else from rules."""
+"""Can cuDNN run a graph on a target? Asked of cuDNN itself where it is installed, GPU or not; else read off rules."""
 
 from __future__ import annotations
 
@@ -70,16 +70,23 @@ def _ask(call: GraphCall, compute_capability: tuple[int, ...], properties: str) 
     except CudnnMissingError as error:
         return _by_rules(call, str(error))
     except CudnnError as error:
-        return Support(False, str(error), "cuDNN, which it ended")
+        return Support(False, str(error), "cuDNN, which it ended", rule="crash")
     version = format_version(answer.version)
     source = f"cuDNN {version}, asked without a device"
     if answer.plans:
         return Support(True, "", source, answer.plans)
     broken = rules.broken_rule(call)
     if broken is None:
-        return Support(False, f"cuDNN {version} has no plan for it: {answer.refusal}", source, 0)
+        return Support(False, f"cuDNN {version} has no plan for it: {answer.refusal}", source, 0, "no-plan")
     rule, sentence = broken
     return Support(False, f"{sentence} (cuDNN {version}: {answer.refusal})", source, 0, rule.name)
+
+
+def support_by_rules(call: GraphCall, target: Target) -> Support:
+    """As `support`, from the rules alone: the same answer on every machine."""
+    if refusal := target.fp8_convolution_refusal():
+        return Support(False, refusal, "the target's versions", rule="target")
+    return _by_rules(call, "asked for by name")
 
 
 def _by_rules(call: GraphCall, why: str) -> Support:
