@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import jax
+import jax.extend.core
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -139,3 +140,118 @@ def test_gpu_compute_capability_is_none_without_a_gpu_and_a_version_with_one() -
         assert capability >= (5, 0)
     else:
         assert capability is None
+
+
+# Jaxprs and lowering.
+
+
+@pytest.fixture
+def closed() -> jax.extend.core.ClosedJaxpr:
+    return jax.make_jaxpr(lambda x, y: (jnp.sin(x) * y, y))(jnp.ones(3), jnp.ones(3))
+
+
+def test_equations_of_a_jaxpr_are_taken_out_and_put_back(closed: jax.extend.core.ClosedJaxpr) -> None:
+    inner = _jax_compat.open_jaxpr(closed)
+    assert [equation.primitive.name for equation in inner.eqns] == ["sin", "mul"]
+    assert _jax_compat.open_jaxpr(inner) is inner
+    again = _jax_compat.with_equations(closed, inner.eqns[:1], [inner.eqns[0].outvars[0], inner.invars[1]])
+    sine, _ = jax.extend.core.jaxpr_as_fun(again)(jnp.ones(3), jnp.ones(3))
+    np.testing.assert_allclose(sine, np.sin(np.ones(3)), rtol=1e-6)
+    alone = _jax_compat.close_equations(inner.invars[:1], inner.eqns[0].outvars, inner.eqns[:1], "name")
+    np.testing.assert_allclose(_jax_compat.evaluate_equations(alone, [jnp.ones(3)])[0], sine)
+
+
+def test_fresh_variables_differ(closed: jax.extend.core.ClosedJaxpr) -> None:
+    aval = closed.in_avals[0]
+    one, other = _jax_compat.fresh_variable(aval), _jax_compat.fresh_variable(aval)
+    assert one is not other
+    assert one.aval == aval
+
+
+def test_equations_know_their_line_scope_and_context() -> None:
+    def function(x: jax.Array) -> jax.Array:
+        with jax.named_scope("inner"):
+            return jnp.sin(x)
+
+    def outer(x: jax.Array) -> jax.Array:
+        with jax.named_scope("outer"):
+            return jax.jit(function)(x)
+
+    (call,) = jax.make_jaxpr(outer)(1.0).eqns
+    assert call.primitive.name == "jit"
+    assert _jax_compat.is_plain_jit(call)
+    (sine,) = call.params["jaxpr"].eqns
+    assert str(_jax_compat.equation_source(sine)).startswith(f"{__file__}:")
+    assert str(_jax_compat.equation_source_info(sine, within=call).name_stack) == "outer/inner"
+    assert not _jax_compat.has_own_context(sine)
+
+
+def test_a_jit_with_a_sharding_or_donation_is_not_plain() -> None:
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    for kwargs in ({"in_shardings": device}, {"out_shardings": device}, {"donate_argnums": 0}):
+        (call,) = jax.make_jaxpr(jax.jit(jnp.sin, **kwargs))(jnp.ones(3)).eqns
+        assert not _jax_compat.is_plain_jit(call)
+
+
+def test_xla_metadata_is_a_context() -> None:
+    from jax.experimental.xla_metadata import set_xla_metadata
+
+    def marked(x: jax.Array) -> jax.Array:
+        with set_xla_metadata(key="value"):
+            return jnp.sin(x)
+
+    (equation,) = jax.make_jaxpr(marked)(1.0).eqns
+    assert _jax_compat.has_own_context(equation)
+
+
+def test_jaxprs_are_differentiated_and_split(closed: jax.extend.core.ClosedJaxpr) -> None:
+    both, nonzero_out = _jax_compat.jvp_of_jaxpr(closed, [True, False])
+    assert nonzero_out == [True, False]
+    known, linear, unknown = _jax_compat.split_jaxpr(both, [False, False, True], [False, False, True])
+    assert unknown == [False, False, True]
+    _, _, *residuals = jax.extend.core.jaxpr_as_fun(known)(jnp.ones(3), jnp.full(3, 2.0))
+    (tangent,) = jax.extend.core.jaxpr_as_fun(linear)(*residuals, jnp.ones(3))
+    np.testing.assert_allclose(tangent, 2 * np.cos(np.ones(3)), rtol=1e-6)
+
+
+def test_cache_holds_its_first_argument_weakly() -> None:
+    class Key:
+        pass
+
+    calls = []
+    cached = _jax_compat.weakref_lru_cache(lambda key, number: calls.append(number) or number)
+    key = Key()
+    assert (cached(key, 1), cached(key, 1), cached(key, 2), cached(Key(), 1)) == (1, 1, 2, 1)
+    assert calls == [1, 2, 1]
+
+
+def test_custom_vjp_equations_hold_wrapped_functions() -> None:
+    function = jax.custom_vjp(jnp.sin)
+    function.defvjp(lambda x: (jnp.sin(x), x), lambda x, g: (g,))
+    (equation,) = jax.make_jaxpr(function)(1.0).eqns
+    for name in ("fwd_jaxpr_thunk", "bwd"):
+        original = equation.params[name]
+        again = _jax_compat.wrapped_like(original.call_wrapped, original)
+        assert type(again) is type(original)
+
+
+def test_stablehlo_is_merged_where_a_primitive_is_lowered() -> None:
+    from jax.interpreters import mlir
+
+    stablehlo = _jax_compat.hlo_to_stablehlo(
+        STABLEHLO_TEXT.replace("add(a, a)", 'custom-call(a), custom_call_target="t"')
+    )
+    primitive = jax.extend.core.Primitive("merge_test")
+    primitive.def_abstract_eval(lambda x: x)
+    seen = []
+
+    def lower(context: object, x: object) -> list[object]:
+        name, calls = _jax_compat.merge_stablehlo(context, stablehlo, "merged")
+        seen.append((name, [call.name for call in calls], _jax_compat.is_partitioned(context)))
+        return [x]
+
+    mlir.register_lowering(primitive, lower)
+    _jax_compat.require_devices_during_lowering(primitive)
+    text = jax.jit(primitive.bind).lower(jnp.ones((2, 3))).as_text()
+    assert seen == [("merged", ["stablehlo.custom_call"], False)]
+    assert "func.func private @merged" in text

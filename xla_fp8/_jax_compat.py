@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import importlib
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from xla_fp8.errors import XlaFp8Error
@@ -348,7 +348,7 @@ def fresh_variable(aval: Any) -> Any:
     """A variable that no jaxpr has yet."""
     from jax.extend import core
 
-    return core.gensym()(aval)
+    return core.gensym()(aval)  # type: ignore[no-untyped-call]
 
 
 def equation_source(equation: Any) -> str | None:
@@ -450,7 +450,7 @@ def require_devices_during_lowering(primitive: Any) -> None:
 
 
 def is_partitioned(context: Any) -> bool:
-    """Whether XLA's partitioner will split what a `LoweringRuleContext` lowers: several devices, axes not all manual."""
+    """Whether XLA's partitioner will split what a `LoweringRuleContext` lowers: devices, and axes not all manual."""
     axis_context = context.module_context.axis_context
     if isinstance(axis_context, _private("jax._src.sharding_impls", "ShardingContext")):
         return axis_context.num_devices > 1 and axis_context.device_assignment is not None

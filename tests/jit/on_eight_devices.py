@@ -161,5 +161,3 @@ def test_one_device_of_many(backend: Any) -> None:
     got = xla_fp8.jit(wide_layer, backend=backend)(*args)
     assert got.devices() == {jax.devices()[3]}
     assert_close(got, wide_layer(*tensors()))
-
-

@@ -15,9 +15,9 @@ from jax import lax
 import xla_fp8
 from tests.jit.programs import LAYOUT, assert_close, inputs, quantize, tensors, wide_layer
 from xla_fp8 import hlo
+from xla_fp8.backends.protocol import No
 from xla_fp8.report import Report
 from xla_fp8.target import Target
-from xla_fp8.backends.protocol import No
 
 
 def here(fn: Any, text: str) -> str:

@@ -13,7 +13,15 @@ import pytest
 @pytest.mark.slow
 def test_sharded_programs() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(Path(__file__).with_name("on_eight_devices.py"))],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            str(Path(__file__).with_name("on_eight_devices.py")),
+        ],
         env={**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8"},
         cwd=Path(__file__).parents[2],
         capture_output=True,

@@ -41,7 +41,7 @@ SCALES = (jnp.float32(0.05), jnp.float32(0.03))
         lambda f: jax.jacfwd(jax.jacfwd(f), argnums=1),
         lambda f: jax.grad(jax.grad(jax.grad(f)), argnums=1),
     ],
-    ids="grad value_and_grad both jvp vjp linearize hessian revrev fwdfwd third".split(),
+    ids=["grad", "value_and_grad", "both", "jvp", "vjp", "linearize", "hessian", "revrev", "fwdfwd", "third"],
 )
 def test_derivatives(transform: Callable[..., Any], make: Callable[..., Any]) -> None:
     wanted = jax.jit(transform(loss))(*SCALES)
@@ -86,7 +86,10 @@ def test_vmap_of_grad_and_grad_of_vmap() -> None:
         return lambda s: jax.vmap(f, (0, None))(s, SCALES[1]).sum()
 
     fast = xla_fp8.rewrite(loss)
-    for transform in (lambda f: jax.vmap(jax.grad(f), (0, None))(scales, SCALES[1]), lambda f: jax.grad(total(f))(scales)):
+    for transform in (
+        lambda f: jax.vmap(jax.grad(f), (0, None))(scales, SCALES[1]),
+        lambda f: jax.grad(total(f))(scales),
+    ):
         assert_close(transform(fast), transform(loss), rtol=1e-4)
 
 
@@ -137,7 +140,11 @@ def test_grad_through_checkpoint_and_scan(policy: Any) -> None:
 
     scale = jnp.float32(0.001)
     wanted = jax.grad(fn)(scale)
-    for got in (jax.grad(xla_fp8.rewrite(fn))(scale), jax.grad(xla_fp8.jit(fn))(scale), xla_fp8.jit(jax.grad(fn))(scale)):
+    for got in (
+        jax.grad(xla_fp8.rewrite(fn))(scale),
+        jax.grad(xla_fp8.jit(fn))(scale),
+        xla_fp8.jit(jax.grad(fn))(scale),
+    ):
         assert_close(got, wanted, rtol=1e-3)
 
 

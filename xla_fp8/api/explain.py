@@ -6,8 +6,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from xla_fp8.report import Report
 from xla_fp8.api.rewrite import rewrite
+from xla_fp8.report import Report
 
 
 def explain(fn: Callable[..., Any], **kwargs: Any) -> Callable[..., Report]:

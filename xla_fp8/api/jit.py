@@ -8,8 +8,8 @@ from typing import Any
 
 import jax
 
-from xla_fp8.report import Report
 from xla_fp8.api.rewrite import make_options, rewrite
+from xla_fp8.report import Report
 from xla_fp8.tracing.reporting import report_of
 
 _REWRITE_ARGUMENTS = ("passes", "target", "backend", "report", "strict")

@@ -160,7 +160,7 @@ _DYNAMIC = object()
 
 
 class _FlatFunction:
-    """`fn` as a function of its array leaves. One object for each tree and static leaves, so that JAX finds its trace."""
+    """`fn` as a function of its array leaves. The same object for the same leaves, so that JAX finds its trace."""
 
     def __init__(self, fn: Callable[..., Any], tree: Any, leaves: tuple[Any, ...]) -> None:
         self.fn, self.tree, self.leaves = fn, tree, leaves

@@ -9,6 +9,7 @@ cut in turn.
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -93,7 +94,7 @@ class _DataFlow:
         ]
         # Effects keep their order: each depends on the one before it.
         effectful = [i for i, equation in enumerate(equations) if equation.effects]
-        for before, after in zip(effectful, effectful[1:], strict=False):
+        for before, after in itertools.pairwise(effectful):
             self.predecessors[after].append(before)
         self.dequantized = self._dequantized()
 

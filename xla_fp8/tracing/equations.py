@@ -12,24 +12,29 @@ from xla_fp8 import _jax_compat
 CONTRACTIONS = frozenset({"conv_general_dilated", "dot_general"})
 """What the passes look for."""
 
-_ELEMENTWISE = frozenset(
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_ELEMENTWISE = _names(
     "abs acos acosh add add_any and asin asinh atan atan2 atanh cbrt ceil clamp convert_element_type copy cos cosh div "
     "eq erf erf_inv erfc exp exp2 expm1 floor ge gt integer_pow is_finite le log log1p log2 logistic lt max min mul ne "
-    "neg not or pow reduce_precision rem round rsqrt select_n sign sin sinh sqrt square sub tan tanh xor".split()
+    "neg not or pow reduce_precision rem round rsqrt select_n sign sin sinh sqrt square sub tan tanh xor"
 )
 # pvary only changes what shard_map's types say; where a region is evaluated by itself it is the identity.
-_MOVES = frozenset(
-    "broadcast_in_dim concatenate dynamic_slice expand_dims pad pvary reshape rev slice squeeze transpose".split()
-)
+_MOVES = _names("broadcast_in_dim concatenate dynamic_slice expand_dims pad pvary reshape rev slice squeeze transpose")
 
 CHAIN = _ELEMENTWISE | _MOVES | {"reduce_max"}
 """What stands between quantized tensors and a contraction, and behind it."""
 
-PLAIN = CHAIN | CONTRACTIONS | frozenset(
+_REST = _names(
     "argmax argmin bitcast_convert_type cummax cummin cumprod cumsum dynamic_update_slice gather iota "
     "reduce_and reduce_min reduce_or reduce_prod reduce_sum reduce_window_max reduce_window_min reduce_window_sum "
-    "select_and_scatter_add select_and_gather_add shift_left shift_right_arithmetic shift_right_logical split".split()
+    "select_and_scatter_add select_and_gather_add shift_left shift_right_arithmetic shift_right_logical split"
 )
+
+PLAIN = CHAIN | CONTRACTIONS | _REST
 """Equations that mean the same wherever they are lowered. Every other primitive stays with JAX: callbacks and effects
 (they crash or lose their order on the way through HLO text), shard_map, sharding constraints (they would turn Shardy
 off), custom partitioning, Pallas and FFI calls, random keys, and whatever a later JAX invents."""
@@ -100,9 +105,7 @@ def _consists_of(equation: Equation, primitives: frozenset[str]) -> bool:
         if name == "jit" and not _jax_compat.is_plain_jit(equation):
             return False
         return all(
-            _consists_of(inner, primitives)
-            for body in bodies(equation)
-            for inner in _jax_compat.open_jaxpr(body).eqns
+            _consists_of(inner, primitives) for body in bodies(equation) for inner in _jax_compat.open_jaxpr(body).eqns
         )
     return (
         name in primitives

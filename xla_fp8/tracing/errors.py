@@ -6,7 +6,7 @@ from xla_fp8.errors import XlaFp8Error
 
 
 class NotRewrittenError(XlaFp8Error):
-    """With `strict=True`: an FP8 convolution or dot stays as it was. The message lists each, its line and the reason."""
+    """With `strict=True`: an FP8 convolution or dot stays as it was. The message lists each, with line and reason."""
 
 
 class RegionError(XlaFp8Error):

@@ -33,7 +33,7 @@ def partitioned(call: GraphCall, implementation: Implementation) -> Implementati
         return spec[in_batch[0]] if in_batch[0] < len(spec) else None
 
     def sharding(mesh: Any, rank: int, batch: int | None, axes: Any) -> NamedSharding:
-        return NamedSharding(mesh, P(*(axes if d == batch else None for d in range(rank))))
+        return NamedSharding(mesh, P(*(axes if d == batch else None for d in range(rank))))  # type: ignore[no-untyped-call]
 
     def operand_shardings(mesh: Any, axes: Any) -> tuple[NamedSharding, ...]:
         return tuple(
@@ -43,8 +43,7 @@ def partitioned(call: GraphCall, implementation: Implementation) -> Implementati
 
     def result_shardings(mesh: Any, axes: Any) -> tuple[NamedSharding, ...]:
         return tuple(
-            sharding(mesh, shape.rank, batch, axes)
-            for shape, batch in zip(call.output_shapes, out_batch, strict=True)
+            sharding(mesh, shape.rank, batch, axes) for shape, batch in zip(call.output_shapes, out_batch, strict=True)
         )
 
     def partition(mesh: Any, arguments: Sequence[Any], _: Any) -> tuple[Any, ...]:
@@ -55,7 +54,9 @@ def partitioned(call: GraphCall, implementation: Implementation) -> Implementati
             if axes is None:
                 return tuple(results)
             return tuple(
-                lax.pmax(result, axes) if batch is None else result
+                lax.pmax(result, axes)  # type: ignore[no-untyped-call]
+                if batch is None
+                else result
                 for result, batch in zip(results, out_batch, strict=True)
             )
 
@@ -68,12 +69,12 @@ def partitioned(call: GraphCall, implementation: Implementation) -> Implementati
     def split(*operands: jax.Array) -> tuple[jax.Array, ...]:
         return tuple(implementation(*operands))
 
-    split.def_partition(
+    split.def_partition(  # type: ignore[no-untyped-call]
         partition=partition,
         infer_sharding_from_operands=infer,
         sharding_rule=_sharding_rule(call, batched, in_batch, out_batch),
     )
-    return split  # type: ignore[no-any-return]
+    return split
 
 
 def _batched_operands(call: GraphCall) -> list[bool]:

@@ -22,7 +22,7 @@ from xla_fp8.tracing.options import Options
 
 region_p = core.Primitive(REGION)
 opaque_region_p = core.Primitive(f"{REGION}_opaque")
-"""A region that may hold kernels: to partition one, its lowering must know the devices, which rules AbstractMesh out."""
+"""A region that may hold kernels: lowering must know the devices to partition those, so an AbstractMesh will not do."""
 
 
 def is_region(equation: Equation) -> bool:
@@ -37,7 +37,13 @@ def cut_jaxpr(jaxpr: Jaxpr, options: Options) -> Jaxpr:
 
     def make_region(closed: Jaxpr, inputs: list[Any], outputs: list[Any], source: Equation) -> Equation:
         return core.new_jaxpr_eqn(
-            inputs, outputs, primitive, {"jaxpr": closed, "options": options}, core.no_effects, source.source_info, source.ctx
+            inputs,
+            outputs,
+            primitive,
+            {"jaxpr": closed, "options": options},
+            core.no_effects,
+            source.source_info,
+            source.ctx,
         )
 
     return cut(jaxpr, make_region, lambda equation: _with_cut_rule(equation, options))
@@ -118,9 +124,12 @@ def _linearized(jaxpr: Jaxpr, nonzero: tuple[bool, ...]) -> tuple[Jaxpr, Jaxpr, 
 
 
 def _transpose(cotangents: Sequence[Any], *arguments: Any, jaxpr: Jaxpr, options: Options) -> list[Any]:
-    linear = tuple(ad.is_undefined_primal(argument) for argument in arguments)
+    linear = tuple(isinstance(argument, ad.UndefinedPrimal) for argument in arguments)
     known = [argument for argument, is_linear in zip(arguments, linear, strict=True) if not is_linear]
-    given = [ad.instantiate_zeros(cotangent) for cotangent in cotangents]
+    given = [
+        ad.instantiate_zeros(cotangent)  # type: ignore[no-untyped-call]
+        for cotangent in cotangents
+    ]
     results = iter(evaluate(_transposed(jaxpr, linear), options, [*known, *given]))
     return [next(results) if is_linear else None for is_linear in linear]
 
@@ -144,8 +153,8 @@ def _transposed(jaxpr: Jaxpr, linear: tuple[bool, ...]) -> Jaxpr:
 
 for _primitive in (region_p, opaque_region_p):
     _primitive.multiple_results = True
-    _primitive.def_abstract_eval(_abstract_eval)
-    _primitive.def_impl(functools.partial(_impl, _primitive))
+    _primitive.def_abstract_eval(_abstract_eval)  # type: ignore[no-untyped-call]
+    _primitive.def_impl(functools.partial(_impl, _primitive))  # type: ignore[no-untyped-call]
     batching.primitive_batchers[_primitive] = _batch
     ad.primitive_jvps[_primitive] = _jvp
     ad.primitive_transposes[_primitive] = _transpose
