@@ -83,3 +83,9 @@ def test_markup_in_names_is_text_in_html_and_markdown() -> None:
     assert "<b>" not in report._repr_html_()
     (row,) = [line for line in report.to_markdown().splitlines() if "b.py" in line]
     assert row == r"| `<b>` | `a\|b.py:1` | x \< y & \*z\* \| w | use \`q\` |"
+
+
+def test_a_source_too_long_for_its_column_is_shown_all_the_same() -> None:
+    source = f"/home/{'deep/' * 20}model.py:42"
+    report = Report(rewritten=[Entry("conv", "convolution", source, graph="1:[f32]conv();")])
+    assert source in str(report)

@@ -68,7 +68,7 @@ def _entry(
     entry: Entry, role: str, what: str, columns: _Columns, width: int | None, paint: Paint, *, advise: bool = True
 ) -> str:
     head = f"{entry.instruction:<{columns.instruction}}"
-    if columns.source:
+    if columns.source or entry.source:  # a source too long for the column is shown all the same
         head += f"  {entry.source or '-':<{columns.source}}"
     label = paint(role, role) + " " * (_LABEL_WIDTH - len(role))
     indent = " " * _LABEL_WIDTH
@@ -87,5 +87,7 @@ def _entry(
 
 def _wrapped(text: str, indent: str, width: int | None, paint: Paint, role: str) -> str:
     """`text` behind `indent`, on as many lines as `width` asks for; painted line by line, so no colour spills."""
-    lines = textwrap.wrap(text, max(width - len(indent), 40), break_long_words=False) if width else [text]
+    lines = [text]
+    if width:
+        lines = textwrap.wrap(text, max(width - len(indent), 40), break_long_words=False, break_on_hyphens=False)
     return "\n".join(indent + (paint(line, role) if role else line) for line in lines)
