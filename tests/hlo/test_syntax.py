@@ -246,6 +246,7 @@ ENTRY e {
   ROOT x = f32[] parameter(0), metadata={op_name="y = f32[] negate(x)"}
 }
 """,
+    "a NUL character in a string": 'HloModule m\nENTRY e {\n  ROOT x = f32[] parameter(0), metadata={op_name="\0"}\n}',
     "JSON backend_config": """HloModule m
 ENTRY e {
   ROOT x = f32[] custom-call(), custom_call_target="t", backend_config={"a":[1,{"b":"}"}],"url":"http://x/*"}
@@ -507,7 +508,7 @@ REJECTED = {
         7,
         "not a dimension size",
     ),
-    "a NUL character": ("HloModule m\nENTRY e {\n  x = f32[] \0parameter(0)\n}", 3, 13, "NUL"),
+    "a NUL character": ("HloModule m\nENTRY e {\n  x = f32[] \0parameter(0)\n}", 3, 13, "expects opcode"),
     "no opcode": ("HloModule m\nENTRY e {\n  x = f32[] \n}", 4, 1, "expects opcode"),
     "no operands": ("HloModule m\nENTRY e {\n  x = f32[] negate\n}", 4, 1, "expects '(' after opcode negate"),
     "more after a lone instruction": ("y = f32[] negate(f32[] x)\nfoo", 2, 1, "HloModule line missing"),

@@ -107,9 +107,6 @@ class _Parser:
 
     def read(self) -> HloModule:
         text, module = self.text, self.module
-        nul = text.find("\0")
-        if nul >= 0:
-            raise self.error("a NUL character is not allowed in HLO text", nul)
         self.skip()
         if self.at_end():
             raise self.error("the text is empty: expected HloModule, ENTRY or a computation")

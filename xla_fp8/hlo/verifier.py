@@ -68,7 +68,7 @@ class _Verifier:
             edges += len(instruction._users)
             defined.add(instruction)
         if len(computation._names) != len(defined):
-            extra = next(name for name, i in computation._names.items() if i not in defined)
+            extra = next(name for name, i in computation._names.items() if i not in defined or i.name != name)
             raise HloVerifyError("names", f"{extra} has a name but no place", computation.name)
         if edges != sum(len(set(i._operands)) for i in defined):
             self.stray_user(computation)
