@@ -292,7 +292,6 @@ def test_module_level_edits() -> None:
         "  ROOT c = f32[] call(x), to_apply=f\n}"
     )
     f, entry = module.computation("f"), module.entry
-    assert module.callers(f) == [entry.root]
     assert module.called_computations() == {entry, f}
     assert (module.unique_computation_name("g"), module.unique_computation_name("f")) == ("g", "f.1")
     g = hlo.HloComputation("g", module)

@@ -68,7 +68,6 @@ def test_shape_properties() -> None:
     assert shape.is_dynamic
     assert shape.minor_to_major == (0, 1, 2)
     assert Shape.array("f32", (2, 3)).layout == Layout((1, 0))
-    assert Shape.array("f32", (2, 3)).layout.is_default
     assert Shape.array("f32", (2, 3), layout=(0, 1)).element_count == 6
     assert not Shape.array("f32", (2, 3)).compatible(Shape.array("bf16", (2, 3)))
     assert Shape.array("f32", (2, 3)).same_dimensions(Shape.array("bf16", (2, 3)))

@@ -88,7 +88,8 @@ def format_scalar(value: float | int | bool, element_type: str) -> str:
     if not math.isfinite(rounded):
         return "nan" if math.isnan(rounded) else "inf" if rounded > 0 else "-inf"
     # XLA's RoundTripFpToString: digits10 for f32 and f64 where that is enough, else max_digits10.
-    bits = ml_dtypes.finfo(dtype).nmant + 1
+    finfo: Any = ml_dtypes.finfo  # has no types
+    bits = finfo(dtype).nmant + 1
     for digits in {"f32": (6, 9), "f64": (15, 17)}.get(element_type, ()):
         if float(dtype.type(float(f"{rounded:.{digits}g}"))) == rounded:
             return f"{rounded:.{digits}g}"

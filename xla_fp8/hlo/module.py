@@ -98,10 +98,6 @@ class HloModule:
             name = f"{prefix}.{number}"
         return name
 
-    def callers(self, computation: HloComputation) -> list[HloInstruction]:
-        """The instructions whose attributes name `computation`."""
-        return [i for c in self.computations for i in c if computation.name in i.called_computation_names]
-
     def called_computations(self) -> set[HloComputation]:
         """The entry and every computation that can be reached from it through calls."""
         seen = {self.entry}

@@ -22,7 +22,6 @@ ELEMENTWISE_BINARY = frozenset(
         *("remainder", "shift-left", "shift-right-arithmetic", "shift-right-logical", "subtract", "xor"),
     )
 )
-COMMUTATIVE = frozenset(("add", "and", "maximum", "minimum", "multiply", "or", "xor"))
 
 SIDE_EFFECTS = frozenset(
     (

@@ -33,11 +33,6 @@ class Layout:
     def __str__(self) -> str:
         return "{" + ",".join(map(str, self.minor_to_major)) + self.tail + "}"
 
-    @property
-    def is_default(self) -> bool:
-        """Row-major with nothing else said: what XLA assumes when a shape has no layout."""
-        return not self.tail and self.minor_to_major == tuple(reversed(range(len(self.minor_to_major))))
-
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
