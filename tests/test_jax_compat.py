@@ -255,3 +255,39 @@ def test_stablehlo_is_merged_where_a_primitive_is_lowered() -> None:
     text = jax.jit(primitive.bind).lower(jnp.ones((2, 3))).as_text()
     assert seen == [("merged", ["stablehlo.custom_call"], False)]
     assert "func.func private @merged" in text
+
+
+RUN_TEXT = """\
+HloModule m, input_output_alias={ {0}: (0, {}, may-alias) }
+
+ENTRY e {
+  a = f64[2,3]{0,1} parameter(0), sharding={replicated}
+  b = s4[2]{0} parameter(1)
+  d = f64[2,3]{0,1} add(a, a)
+  c = f8e4m3fn[2,3]{1,0} convert(a)
+  inner = (f8e4m3fn[2,3]{1,0}, s4[2]{0}) tuple(c, b)
+  ROOT r = (f64[2,3]{0,1}, (f8e4m3fn[2,3]{1,0}, s4[2]{0})) tuple(d, inner)
+}
+"""
+
+
+def test_hlo_text_runs_twice_on_the_same_arrays_whatever_its_layouts_and_aliases() -> None:
+    executable = _jax_compat.compile_hlo_text(RUN_TEXT, "cpu", {"xla_allow_excess_precision": False})
+    a, b = np.arange(6, dtype=np.float64).reshape(2, 3), np.array([-3, 4], jnp.int4)
+    for _ in range(2):
+        doubled, fp8, same = _jax_compat.execute(executable, [a, b])
+        assert (doubled.dtype, fp8.dtype, same.dtype) == (np.float64, jnp.float8_e4m3fn, jnp.int4)
+        np.testing.assert_array_equal(doubled, 2 * a)
+        np.testing.assert_array_equal(fp8.astype(np.float64), a)
+        np.testing.assert_array_equal(same, b)
+
+
+def test_an_unknown_platform_is_a_runtime_error() -> None:
+    with pytest.raises(RuntimeError, match="abacus"):
+        _jax_compat.compile_hlo_text(STABLEHLO_TEXT, "abacus")
+
+
+def test_short_text_of_a_lowered_function_has_its_constants(lowered: jax.stages.Lowered) -> None:
+    text = _jax_compat.lowered_short_text(lowered)
+    assert "9801" in text
+    assert "metadata" not in text
