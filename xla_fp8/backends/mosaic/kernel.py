@@ -24,7 +24,7 @@ The epilogue goes over the tile in blocks of columns (output channels), each sta
 leaves out what lies outside the output. Side tensors come the same way, the first blocks asked for before the reduction.
 
 amax: each consumer keeps the largest value of every row in registers over all its tiles (pixels and channels outside the
-output masked), and writes one number at its end; `jnp.max` over 2 x blocks numbers does the rest.
+output masked), and writes one number at its end, in turn; `jnp.max` over 2 x blocks numbers does the rest.
 """
 
 from __future__ import annotations
@@ -145,6 +145,7 @@ class _Kernel:
             full=plgpu.Barrier(num_arrivals=2, num_barriers=c.stages),
             empty=plgpu.Barrier(num_arrivals=CONSUMERS, num_barriers=c.stages),
             side_full=plgpu.Barrier(num_arrivals=tensors, num_barriers=consumers) if tensors else None,
+            turn=plgpu.Barrier() if self.epilogue.amax_count else None,
             collective_axes="warpgroup",
         )
 
@@ -164,6 +165,7 @@ class _Kernel:
         full: Any,
         empty: Any,
         side_full: Any,
+        turn: Any,
     ) -> None:
         sides = len(self.epilogue.sides)
         input_gmem, filter_gmem, *rest = gmem
@@ -182,7 +184,7 @@ class _Kernel:
             plgpu.set_max_registers(_CONSUMER_REGISTERS, action="increase")
             multiply = functools.partial(self.multiply, warpgroup, input_tiled, filter_tiled, full, empty)
             self.consume(
-                block, warpgroup, my_tiles, multiply, side_gmem, result_gmem, output_smem, side_smem, side_full
+                block, warpgroup, my_tiles, multiply, side_gmem, result_gmem, output_smem, side_smem, side_full, turn
             )
 
     def produce(
@@ -232,6 +234,7 @@ class _Kernel:
         output_smem: Sequence[Any],
         side_smem: Sequence[Any],
         side_full: Any,
+        turn: Any,
     ) -> None:
         """Computes this consumer's half of every tile."""
         geometry, epilogue = self.geometry, self.epilogue
@@ -263,8 +266,8 @@ class _Kernel:
         rows = plgpu.Layout.WGMMA.reduce(1)
         nothing = plgpu.layout_cast(jnp.zeros((self.config.warpgroup_pixels,), jnp.float32), rows)
         maxima = lax.fori_loop(0, my_tiles, tile, (nothing,) * epilogue.amax_count)
-        for gmem, values in zip(amax_gmem, maxima, strict=True):
-            gmem[block * CONSUMERS + warpgroup] = values.max()
+        if maxima:
+            self.write_maxima(block, warpgroup, maxima, amax_gmem, turn)
         plgpu.wait_smem_to_gmem(0)
 
     # The reduction
@@ -392,6 +395,30 @@ class _Kernel:
         return pl.ds(origin.n, n), pl.ds(origin.h, h), pl.ds(origin.w, w), pl.ds(first, self.columns)
 
     # amax
+
+    def write_maxima(
+        self,
+        block: jax.Array,
+        warpgroup: jax.Array,
+        maxima: Sequence[jax.Array],
+        amax_gmem: Sequence[Any],
+        turn: Any,
+    ) -> None:
+        """Writes the largest value of all rows of each amax, one consumer after the other.
+
+        Pallas gives all warpgroups the same shared memory for a maximum over warps, and orders only the warps of one: two
+        consumers at once read each other's numbers.
+        """
+        for consumer in range(CONSUMERS):
+
+            @pl.when(warpgroup == consumer)
+            def _() -> None:
+                if consumer > 0:
+                    plgpu.barrier_wait(turn)
+                for gmem, values in zip(amax_gmem, maxima, strict=True):
+                    gmem[block * CONSUMERS + consumer] = values.max()
+                if consumer < CONSUMERS - 1:
+                    plgpu.barrier_arrive(turn)
 
     def rows_inside(self, origin: Origin) -> jax.Array:
         """Which rows of this consumer's half tile are pixels of the output."""
