@@ -3,9 +3,9 @@
     python benchmarks/hlo_io.py [--sizes 1000,10000,100000] [--repeats 5]
 
 Two texts of each size, both with metadata as XLA prints it: a chain of adds, and a training step of ResNet-50 (a real
-dump) whose instructions are repeated until there are enough. The time is the best of several repeats, taken in turn, of
-text -> module -> text with nothing left out. Memory is the peak that Python allocates for module and printed text,
-beyond the input text (tracemalloc), for each instruction.
+dump) whose instructions are repeated until there are enough. The time is CPU time, the best of several repeats taken in
+turn, of text -> module -> text with nothing left out. Memory is the peak that Python allocates for module and printed
+text, beyond the input text (tracemalloc), for each instruction.
 """
 
 from __future__ import annotations
@@ -143,11 +143,11 @@ def measure(name: str, text: str, repeats: int) -> Row:
 
 def once(parse: Callable[[str], Any], show: Callable[[Any], str], text: str) -> Timing:
     gc.collect()
-    start = time.perf_counter()
+    start = time.process_time()
     module = parse(text)
-    parsed = time.perf_counter()
+    parsed = time.process_time()
     show(module)
-    return Timing(parsed - start, time.perf_counter() - parsed)
+    return Timing(parsed - start, time.process_time() - parsed)
 
 
 def best(timings: list[Timing]) -> Timing:
@@ -198,7 +198,7 @@ def main() -> int:
     )
     print(f"{platform.machine()}, {os.cpu_count()} CPUs")
     print(f"command: {shlex.join(['python', *sys.argv])}")
-    print("times: microseconds an instruction, best of", arguments.repeats, end="\n\n")
+    print("times: microseconds of CPU time an instruction, best of", arguments.repeats, end="\n\n")
     rows = [
         measure(name, make(size), arguments.repeats)
         for name, make in (("chain of adds", chain), ("ResNet-50 training step", repeated_dump))
