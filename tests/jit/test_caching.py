@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import pytest
 
 import xla_fp8
-from tests.jit.programs import assert_close, tensors, wide_layer
+from tests.jit.programs import assert_close, quantize, tensors, wide_layer
 from xla_fp8.tracing import rewriting
 
 ROOT = Path(__file__).parents[2]
@@ -112,3 +112,20 @@ def test_lowering_again_uses_the_rewritten_region(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(rewriting, "_hlo_text", lambda *_: pytest.fail("rewritten again"))
     traced.lower()
     assert jnp.isfinite(fast(*tensors())).all()
+
+
+def test_repeated_layers_are_rewritten_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = []
+    original = rewriting._hlo_text
+    monkeypatch.setattr(rewriting, "_hlo_text", lambda *args: texts.append(args) or original(*args))
+
+    def net(x8: jax.Array, w8: jax.Array) -> jax.Array:
+        for _ in range(3):
+            x8 = quantize(jnp.sin(wide_layer(x8, w8, 0.375).sum(-1, keepdims=True)) * jnp.ones(4), 1.0)
+        return x8
+
+    lowered = xla_fp8.jit(net).lower(*tensors(batch=7))
+    assert len(texts) == 1
+    assert lowered.as_text().count("func.func private @xla_fp8_region") == 1
+    assert lowered.as_text().count("call @xla_fp8_region") == 3
+    assert_close(lowered.compile()(*tensors(batch=7)), jax.jit(net)(*tensors(batch=7)))

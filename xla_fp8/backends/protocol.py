@@ -42,7 +42,8 @@ Implementation = Callable[..., tuple[jax.Array, ...]]
 
 @runtime_checkable
 class Backend(Protocol):
-    """How graph custom calls run. Backends are values: hashable, and two that are equal lower a call to the same.
+    """How graph custom calls run. Backends are values: hashable, two that are equal lower a call to the same, and
+    `repr` tells different ones apart, alike in every process.
 
     Attributes:
         name: as `rewrite(..., backend=name)` says it.

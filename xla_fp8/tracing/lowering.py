@@ -13,6 +13,7 @@ from jax.extend import core
 from jax.interpreters import mlir
 
 from xla_fp8 import _jax_compat
+from xla_fp8.backends import autotune
 from xla_fp8.hlo.literal import numpy_dtype
 from xla_fp8.tracing.equations import Jaxpr
 from xla_fp8.tracing.errors import FallbackWarning, RegionError
@@ -52,12 +53,14 @@ def _lower_plain(context: Any, jaxpr: Jaxpr, arguments: Sequence[Any]) -> Sequen
 
 
 def _merge(context: Any, region: Rewritten, arguments: Sequence[Any]) -> Sequence[Any]:
-    name, calls = _jax_compat.merge_stablehlo(context, region.stablehlo, "xla_fp8_region")
-    for operation in calls:
-        target = mlir.ir.StringAttr(operation.attributes["call_target_name"]).value
-        if target.startswith(MARK):
-            _replace(context, region, int(target.removeprefix(MARK)), operation)
-    main = context.module_context.symbol_table[name]
+    name, symbols = region.name, context.module_context.symbol_table
+    if name not in symbols:  # else this module has the same region already
+        name, calls = _jax_compat.merge_stablehlo(context, region.stablehlo, name)
+        for operation in calls:
+            target = mlir.ir.StringAttr(operation.attributes["call_target_name"]).value
+            if target.startswith(MARK):
+                _replace(context, region, int(target.removeprefix(MARK)), operation)
+    main = symbols[name]
     call = mlir.ir.Operation.create(
         "func.call",
         results=list(mlir.ir.FunctionType(main.type).results),
@@ -70,7 +73,7 @@ def _merge(context: Any, region: Rewritten, arguments: Sequence[Any]) -> Sequenc
 def _replace(context: Any, region: Rewritten, number: int, operation: Any) -> None:
     """Puts what the backend of a marked call lowers to in its place."""
     call, backend = region.calls[number], region.backends[number]
-    implementation = backend.lower(call, backend.configs(call, region.target)[0])
+    implementation = backend.lower(call, autotune.config_for(backend, call, region.target))
     if backend.opaque and _jax_compat.is_partitioned(context):
         implementation = partitioned(call, implementation)
     avals = [jax.core.ShapedArray(shape.dimensions, numpy_dtype(shape.element_type)) for shape in call.operand_shapes]

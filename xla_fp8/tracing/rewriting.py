@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import os
+import re
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from xla_fp8 import _jax_compat, hlo
 from xla_fp8.backends.protocol import Backend, No, Yes
@@ -20,6 +23,7 @@ from xla_fp8.hlo.attributes import quote
 from xla_fp8.passes import run
 from xla_fp8.report import Report
 from xla_fp8.target import GraphCall, Target, Verdict
+from xla_fp8.tracing.equations import is_literal
 from xla_fp8.tracing.errors import RegionError
 from xla_fp8.tracing.inline import flat
 from xla_fp8.tracing.options import Options
@@ -41,6 +45,7 @@ class Rewritten:
         backends: which backend runs each.
         target: what the passes assumed.
         stablehlo: the module, as MLIR bytecode; empty where it stays as it was.
+        name: of the module's main function, made of its content: the same in every process, another for another graph.
     """
 
     report: Report
@@ -48,9 +53,40 @@ class Rewritten:
     backends: tuple[Backend, ...]
     target: Target
     stablehlo: bytes
+    name: str
+
+
+@dataclasses.dataclass(frozen=True)
+class _Structure:
+    """What decides how a region is rewritten: equal for the repeated layers of a net, which are rewritten once.
+
+    Attributes:
+        text: the equations, variables named in order.
+        literals: the exact bytes of their literals.
+        sources: the user's line of each equation, which the report tells.
+        jaxpr: one that is like this, without calls.
+    """
+
+    text: str
+    literals: tuple[bytes, ...]
+    sources: tuple[str | None, ...]
+    jaxpr: Any = dataclasses.field(compare=False, repr=False)
 
 
 @_jax_compat.weakref_lru_cache
+def _structure(jaxpr: Any) -> _Structure:
+    body = flat(jaxpr)
+    equations = _jax_compat.open_jaxpr(body).eqns
+    literals = [np.asarray(atom.val) for e in equations for atom in e.invars if is_literal(atom)]
+    return _Structure(
+        str(_jax_compat.open_jaxpr(body)),
+        tuple(literal.tobytes() for literal in literals),
+        tuple(_jax_compat.equation_source(equation) for equation in equations),
+        # A copy, because what is cached must not hold the jaxpr that it is cached for.
+        _jax_compat.with_equations(body, equations, _jax_compat.open_jaxpr(body).outvars),
+    )
+
+
 def rewritten(jaxpr: Any, options: Options, platform: str, dump_dir: str | None = None) -> Rewritten:
     """Runs the passes on a region.
 
@@ -62,27 +98,32 @@ def rewritten(jaxpr: Any, options: Options, platform: str, dump_dir: str | None 
     Raises:
         XlaFp8Error: passes, parser or backend refuse; the message says what.
     """
-    before = _hlo_text(jaxpr, platform)
+    return _rewritten(_structure(jaxpr), options, platform, dump_dir)
+
+
+@functools.lru_cache(maxsize=1024)
+def _rewritten(structure: _Structure, options: Options, platform: str, dump_dir: str | None) -> Rewritten:
+    before = _hlo_text(structure.jaxpr, platform)
     module = hlo.parse(before)
     backends = backends_for(options.backend, platform)
     target = options.target or Target.default()
     report = run(module, options.passes, _asking(target, backends), dialect="extended")
     if dump_dir:
-        name = f"xla_fp8_region.{hashlib.sha256(before.encode()).hexdigest()[:12]}"
-        _dump(Path(dump_dir), f"{name}.before.hlo", before)
-        _dump(Path(dump_dir), f"{name}.after.hlo", hlo.to_text(module))
+        file = f"xla_fp8_region.{_digest(_without_metadata(before))}"
+        _dump(Path(dump_dir), f"{file}.before.hlo", before)
+        _dump(Path(dump_dir), f"{file}.after.hlo", hlo.to_text(module))
     calls = _mark(module)
     chosen = tuple(_chosen(backends, call, target) for call in calls)
     stablehlo = _jax_compat.hlo_to_stablehlo(hlo.to_text(module)) if report.changed else b""
-    return Rewritten(report, calls, chosen, target, stablehlo)
+    name = _digest(_without_metadata(hlo.to_text(module)), repr(calls), repr(chosen), str(target))
+    return Rewritten(report, calls, chosen, target, stablehlo, f"xla_fp8_region_{name}")
 
 
 def _hlo_text(jaxpr: Any, platform: str) -> str:
-    """What JAX lowers a region to, on its own and for one device."""
-    body = flat(jaxpr)
+    """What JAX lowers a flat region to, on its own and for one device."""
 
     def xla_fp8_region(*arguments: Any) -> list[Any]:
-        return _jax_compat.evaluate_equations(body, arguments)
+        return _jax_compat.evaluate_equations(jaxpr, arguments)
 
     arguments = [jax.core.ShapedArray(a.shape, a.dtype, weak_type=a.weak_type) for a in jaxpr.in_avals]
     # Whatever mesh the caller is in, the region is a module without one: XLA's partitioner sees it later, in place.
@@ -140,6 +181,16 @@ def _mark(module: hlo.HloModule) -> tuple[GraphCall, ...]:
                 instruction.attributes.pop(attribute, None)
             instruction.attributes["custom_call_target"] = quote(f"{MARK}{len(calls) - 1}")
     return tuple(calls)
+
+
+def _digest(*content: str) -> str:
+    return hashlib.sha256("\n".join(content).encode()).hexdigest()[:16]
+
+
+def _without_metadata(text: str) -> str:
+    """HLO text without what changes when the user's files move."""
+    computations = re.search(r"^(ENTRY )?%", text, re.M)
+    return re.sub(r", metadata=\{[^{}]*\}", "", text[computations.start() :] if computations else text)
 
 
 def _dump(folder: Path, name: str, text: str) -> None:
