@@ -63,7 +63,7 @@ POINTWISE: dict[str, Callable[[Array], Array]] = {
     "clip_unit": lambda y: jnp.clip(y, -1, 1),
     "round_trip": lambda y: y.astype(jnp.float32).astype(y.dtype),
     "softmax": lambda y: jax.nn.softmax(y, axis=-1),
-    "mean_residual": lambda y: y - jnp.mean(y),
+    "mean_residual": lambda y: y - jnp.mean(jnp.abs(y)),
 }
 MOVES: dict[str, Callable[[Array, int], Array]] = {  # along a spatial axis
     "flip": jnp.flip,
@@ -235,9 +235,11 @@ class Builder:
             elif step == "amax":
                 extra.append(jnp.max(jnp.abs(y)))
             elif step in ("max_without_abs", "sum", "row_amax"):
-                reduce = {"max_without_abs": jnp.max, "sum": jnp.sum, "row_amax": lambda y: jnp.max(jnp.abs(y), 1)}[
-                    step
-                ]
+                reduce = {
+                    "max_without_abs": jnp.max,
+                    "sum": lambda y: jnp.sum(jnp.abs(y)),
+                    "row_amax": lambda y: jnp.max(jnp.abs(y), 1),
+                }[step]
                 extra.append(reduce(y))
             elif step == "amax_rescale":
                 amax = jnp.max(jnp.abs(y))
@@ -334,7 +336,7 @@ def programs(draw: st.DrawFn) -> Program:
 def lower(program: Program, wide: str) -> tuple[str, Operands]:
     """The program's HLO text, computing in `wide`, and its operands."""
     first = Builder(program, wide, None)
-    first.build()
+    jax.eval_shape(first.build)
     lowered = jax.jit(lambda *operands: Builder(program, wide, operands).build(), keep_unused=True).lower(*first.made)
     return _jax_compat.lowered_hlo_text(lowered), first.made
 
