@@ -6,15 +6,14 @@ import dataclasses
 
 from xla_fp8.hlo import HloComputation, HloInstruction, HloModule, Window
 from xla_fp8.hlo.attributes import format_int_list
-from xla_fp8.hlo.opcodes import ELEMENTWISE_BINARY, ELEMENTWISE_UNARY
 from xla_fp8.passes.base import Context, Pass, Refusal, rewritable_computations
 from xla_fp8.passes.convolution import CANONICAL_LABELS, dequantized_operands, match_backward_filter, unsupported_form
 from xla_fp8.passes.dequantization import Dequantized, Scale
+from xla_fp8.passes.sinking import sink_moves
 from xla_fp8.passes.values import (
     Scalar,
     broadcast_scalar,
     inverse_permutation,
-    scalar_of,
     transpose,
 )
 from xla_fp8.target import Target
@@ -40,9 +39,9 @@ class ConvCanonicalizer(Pass):
 
     Operands are rebuilt as convert and scales of a transposed FP8 tensor: a quarter of the bytes to move, and
     transposes that cancel between layers vanish. A reversed filter (the input gradient of a stride-1 convolution, or a
-    reversed window) becomes a reversal of the FP8 tensor, so the convolution is a forward one. The transpose of the
-    result sinks through the epilogue to the FP8 output. Convolutions that are not FP8, filter gradients, and others
-    that no graph could take stay as they are.
+    reversed window) becomes a reversal of the FP8 tensor, so the convolution is a forward one. A transpose or reshape
+    of the result sinks through the epilogue to the FP8 output. Convolutions that are not FP8, filter gradients, and
+    others that no graph could take stay as they are.
     """
 
     name = "conv-canonicalizer"
@@ -57,12 +56,14 @@ class ConvCanonicalizer(Pass):
                 operands = dequantized_operands(convolution)
                 if isinstance(operands, Refusal) or unsupported_form(convolution) or match_backward_filter(convolution):
                     continue
-                if is_canonical(convolution, operands):
-                    continue
-                if not self.context.consume_fuel():
+                if self.context.fuel == 0:
                     break
-                self.canonicalize(computation, convolution, operands)
-                touched = True
+                canonical = is_canonical(convolution, operands)
+                if not canonical:
+                    convolution = self.canonicalize(computation, convolution, operands)
+                if sink_moves(convolution) or not canonical:
+                    self.context.consume_fuel()
+                    touched = True
             if touched:
                 computation.remove_dead()
                 computation.restore_order()
@@ -71,7 +72,8 @@ class ConvCanonicalizer(Pass):
 
     def canonicalize(
         self, computation: HloComputation, convolution: HloInstruction, operands: tuple[Dequantized, Dequantized]
-    ) -> None:
+    ) -> HloInstruction:
+        """Puts the convolution in canonical form, its result transposed back, in place of this one; returns it."""
         labels = convolution.dim_labels
         canonical = CANONICAL_LABELS[labels.spatial_rank]
         wide = convolution.operand(0).shape.element_type
@@ -115,8 +117,7 @@ class ConvCanonicalizer(Pass):
         computation.replace(convolution, result)
         computation.rename(new, name)
         self.context.moved(new, *origin)
-        if result is not new:
-            sink_transpose(result)
+        return new
 
 
 def is_canonical(convolution: HloInstruction, operands: tuple[Dequantized, Dequantized]) -> bool:
@@ -153,60 +154,3 @@ def rebuild_dequantized(
         value = computation.create(opcode, value.shape, [value, factor], metadata_from=scale.instruction)
         context.moved(value, computation.name, scale.instruction.name)
     return value
-
-
-# -------------------------------------------------------------------- the transpose of the result
-
-_SINKABLE = frozenset(ELEMENTWISE_UNARY | ELEMENTWISE_BINARY | {"select", "clamp"}) - {"copy", "bitcast-convert"}
-_MAX_SUNK = 200
-
-
-def sink_transpose(start: HloInstruction) -> None:
-    """Moves a transpose behind the pointwise instructions and full reductions that use it, down to an FP8 convert."""
-    computation = start.parent
-    assert computation is not None
-    pending = [start]
-    sunk = 0
-    while pending and sunk < _MAX_SUNK:
-        moved = pending.pop()
-        if moved.parent is not computation or moved.opcode != "transpose":
-            continue
-        for user in moved.users:
-            if user.parent is not computation or user.has_control_dependencies or user.sharding is not None:
-                continue
-            if user.opcode == "reduce" and user.shape.is_scalar and len(user.operands) == 2:
-                # Over all dimensions, their order does not matter.
-                user.set_operand(0, moved.operand(0))
-            elif user.opcode in _SINKABLE and user.shape.same_dimensions(moved.shape):
-                pending.append(_sink_through(computation, moved, user))
-                sunk += 1
-        if not moved.users and not moved.is_root:
-            computation.remove_dead()
-
-
-def _sink_through(computation: HloComputation, moved: HloInstruction, user: HloInstruction) -> HloInstruction:
-    """user(transpose(y), z) → transpose(user(y, transpose⁻¹(z)))."""
-    permutation = moved.dimensions
-    back = inverse_permutation(permutation)
-    operands = [_untransposed(computation, operand, moved, back) for operand in user.operands]
-    sizes = [user.shape.dimensions[d] for d in back]
-    attributes = {k: v for k, v in user.attributes.items() if k != "control-predecessors"}
-    new = computation.create(user.opcode, user.shape.with_dimensions(sizes), operands, attributes=attributes)
-    result = transpose(new, permutation)
-    name = user.name
-    computation.replace(user, result)
-    computation.rename(new, name)
-    return result
-
-
-def _untransposed(
-    computation: HloComputation, operand: HloInstruction, moved: HloInstruction, back: tuple[int, ...]
-) -> HloInstruction:
-    if operand is moved:
-        return moved.operand(0)
-    if not operand.shape.is_array or operand.shape.is_scalar:
-        return operand
-    if (scalar := scalar_of(operand)) and operand.opcode != "constant":
-        sizes = tuple(operand.shape.dimensions[d] for d in back)
-        return broadcast_scalar(computation, scalar.build(operand.shape.element_type), sizes)
-    return transpose(operand, back)
