@@ -486,3 +486,17 @@ def _custom_calls(operation: Any) -> Iterator[Any]:
                 if inner.operation.name == "stablehlo.custom_call":
                     yield inner.operation
                 yield from _custom_calls(inner.operation)
+
+
+# Programs of several processes: the coordination service's key-value store.
+
+
+def publish(name: str, value: str) -> None:
+    """Makes a value known to the other processes of a program that `jax.distributed.initialize` started."""
+    _private("jax._src.distributed", "global_state").client.key_value_set(name, value, allow_overwrite=True)
+
+
+def await_published(name: str, seconds: float) -> str:
+    """The value that another process publishes under that name. Raises JaxRuntimeError where none does in time."""
+    client = _private("jax._src.distributed", "global_state").client
+    return str(client.blocking_key_value_get(name, int(seconds * 1000)))

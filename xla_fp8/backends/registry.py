@@ -73,10 +73,19 @@ def _xla() -> Backend:
     return XlaBackend()
 
 
-BACKENDS: Mapping[str, Callable[[], Backend]] = MappingProxyType({"reference": _reference, "xla": _xla})
+@functools.cache
+def _cudnn() -> Backend:
+    from xla_fp8.backends.cudnn import CudnnBackend
+
+    return CudnnBackend()
+
+
+BACKENDS: Mapping[str, Callable[[], Backend]] = MappingProxyType(
+    {"reference": _reference, "cudnn": _cudnn, "xla": _xla}
+)
 """Every backend's name → what makes it. A GPU backend imports its libraries when it is made, not before."""
 
-_AUTO: Mapping[str, tuple[str, ...]] = MappingProxyType({"cuda": ("xla",), "rocm": ("xla",), "tpu": ("xla",)})
+_AUTO: Mapping[str, tuple[str, ...]] = MappingProxyType({"cuda": ("cudnn", "xla"), "rocm": ("xla",), "tpu": ("xla",)})
 """What "auto" tries on a platform, fastest first. The reference interprets in f32: right everywhere, fast nowhere, so
 on an accelerator the original chain is better than it."""
 

@@ -80,12 +80,12 @@ def spoken_warnings(arguments: argparse.Namespace) -> Iterator[None]:
     """Prints Python's warnings as the command line prints things: one line each, without the line of our source."""
     paint = stderr_color(arguments)
 
-    def show(message: Warning | str, *_: object) -> None:
+    def show(message: Warning | str, *_: object, **__: object) -> None:
         print(f"xla-fp8: {paint('warning:', 'error')} {message}", file=sys.stderr)
 
     with warnings.catch_warnings():
         warnings.simplefilter("always", UserWarning)
-        warnings.showwarning = show
+        warnings.showwarning = show  # type: ignore[assignment]
         yield
 
 

@@ -97,7 +97,7 @@ def test_where_no_properties_ship_the_rules_answer_and_say_so() -> None:
 
 
 def test_without_cudnn_the_rules_answer_and_name_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "why_missing", lambda: f"not installed: {library.PIP_LINE}")
+    monkeypatch.setattr(library, "why_missing", lambda *_: f"not installed: {library.PIP_LINE}")
     answer = support(graph_call(SCALE, channels=48), H200)
     assert answer.ok
     assert "pip install 'xla-fp8[cuda13]'" in answer.source

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+from xla_fp8.backends.cudnn.backend import CudnnBackend, Plan
 from xla_fp8.backends.cudnn.errors import CudnnError, CudnnMissingError, CudnnUnsupportedError
 from xla_fp8.backends.cudnn.support import Support, support, support_by_rules
 
-__all__ = ["CudnnError", "CudnnMissingError", "CudnnUnsupportedError", "Support", "support", "support_by_rules"]
+__all__ = [
+    "CudnnBackend",
+    "CudnnError",
+    "CudnnMissingError",
+    "CudnnUnsupportedError",
+    "Plan",
+    "Support",
+    "support",
+    "support_by_rules",
+]

@@ -23,8 +23,10 @@ import sys
 import threading
 from typing import IO, Any
 
-from xla_fp8.backends.cudnn import call_text, library, operation_graph, stub_driver
+from xla_fp8.backends import call_text
+from xla_fp8.backends.cudnn import library, operation_graph, stub_driver
 from xla_fp8.backends.cudnn.errors import CudnnError, CudnnMissingError, CudnnUnsupportedError
+from xla_fp8.errors import XlaFp8Error
 from xla_fp8.target import GraphCall
 
 
@@ -173,7 +175,7 @@ def _answer(question: dict[str, Any]) -> dict[str, Any]:
     try:
         call = call_text.decode(question["call"])
         answer["plans"] = plan_count(call, question["properties"], question["compute_capability"])
-    except CudnnError as error:
+    except XlaFp8Error as error:
         answer["refusal"] = str(error)
     return answer
 

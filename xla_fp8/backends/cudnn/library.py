@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
@@ -24,34 +24,41 @@ def cudnn() -> Any:
     Raises:
         CudnnMissingError: the front end is not installed, or does not find libcudnn.
     """
-    return _imported("cudnn", "nvidia-cudnn-frontend")
+    return _imported("cudnn")
 
 
 @functools.cache
 def tvm_ffi() -> Any:
     """The module `tvm_ffi`, which hands device pointers and XLA's stream to Python. Raises CudnnMissingError."""
-    return _imported("tvm_ffi", "apache-tvm-ffi")
+    return _imported("tvm_ffi")
 
 
 @functools.cache
 def jax_tvm_ffi() -> Any:
     """The module `jax_tvm_ffi`, which makes a function an XLA FFI target. Raises CudnnMissingError."""
-    return _imported("jax_tvm_ffi", "jax-tvm-ffi")
+    return _imported("jax_tvm_ffi")
 
 
-def _imported(module: str, distribution: str) -> Any:
-    if importlib.util.find_spec(module) is None:
-        raise CudnnMissingError(f"{distribution} is not installed: {PIP_LINE}")
+def _imported(module: str) -> Any:
+    if missing := why_missing((module,)):
+        raise CudnnMissingError(missing)
     try:
         return importlib.import_module(module)
     except Exception as error:  # a library that does not load raises what it likes
-        raise CudnnMissingError(f"{distribution} is installed but does not load: {error}") from error
+        raise CudnnMissingError(f"{_DISTRIBUTIONS[module]} is installed but does not load: {error}") from error
 
 
-def why_missing() -> str | None:
-    """What keeps cuDNN's front end from being used here, or None. Imports nothing: quick, and safe without a driver."""
-    if importlib.util.find_spec("cudnn") is None:
-        return f"nvidia-cudnn-frontend is not installed: {PIP_LINE}"
+_DISTRIBUTIONS = {"cudnn": "nvidia-cudnn-frontend", "tvm_ffi": "apache-tvm-ffi", "jax_tvm_ffi": "jax-tvm-ffi"}
+
+
+def why_missing(modules: Sequence[str] = ("cudnn",)) -> str | None:
+    """Which of these modules is not installed, with the pip line that adds it; None where all are.
+
+    Imports nothing: quick, and safe where there is no driver.
+    """
+    for module in modules:
+        if importlib.util.find_spec(module) is None:
+            return f"{_DISTRIBUTIONS[module]} is not installed: {PIP_LINE}"
     return None
 
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
+from collections.abc import Mapping
 
-from xla_fp8.backends.cudnn.errors import CudnnError
 from xla_fp8.errors import XlaFp8Error
 from xla_fp8.graph import Graph
 from xla_fp8.hlo import ConvolutionDimensionNumbers, Shape, Window
 from xla_fp8.target import GraphCall
+
+
+class CallTextError(XlaFp8Error):
+    """Text that is not an encoded graph call."""
 
 
 def encode(call: GraphCall) -> str:
@@ -27,7 +32,7 @@ def encode(call: GraphCall) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def decode(text: str) -> GraphCall:
-    """What `encode` made. Raises CudnnError where the text is not that."""
+    """What `encode` made. Raises CallTextError where the text is not that."""
     try:
         fields = json.loads(text)
         return GraphCall(
@@ -39,4 +44,9 @@ def decode(text: str) -> GraphCall:
             int(fields["groups"]),
         )
     except (ValueError, KeyError, TypeError, XlaFp8Error) as error:
-        raise CudnnError(f"not a graph call: {error}: {text}") from error
+        raise CallTextError(f"not a graph call: {error}: {text}") from error
+
+
+def digest(key: Mapping[str, str]) -> str:
+    """32 hex digits that stand for a mapping of names to texts, whatever its order."""
+    return hashlib.sha256(json.dumps(dict(key), sort_keys=True).encode()).hexdigest()[:32]

@@ -1,0 +1,217 @@
+"""The FFI target on the CPU, with a cuDNN that only notes what it is asked: what XLA hands over, errors, threads."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from xla_fp8.backends import call_text
+from xla_fp8.backends.cudnn import CudnnError, device_context, ffi, library, plans
+from xla_fp8.backends.cudnn.errors import CudnnUnsupportedError
+from xla_fp8.backends.example_calls import graph_call
+
+GRAPH = "1:[f32]conv();2:[f32]scale(1);3:[f32]bias(2);4:[f8e4m3fn]add(3);5:[bf16]amax(3);6:[bf16]copy(3);"
+
+needs_jax_tvm_ffi = pytest.mark.skipif(
+    importlib.util.find_spec("jax_tvm_ffi") is None, reason=f"jax-tvm-ffi is not installed: {library.PIP_LINE}"
+)
+
+
+@dataclasses.dataclass
+class Recorder:
+    """Stands for `DevicePlans`: keeps what it is asked to run."""
+
+    calls: list[tuple[str, str, int]] = dataclasses.field(default_factory=list)
+    error: str = ""
+
+    def run(self, call: str, name: str, pointers: Sequence[int], workspace: int, stream: int) -> None:
+        if self.error:
+            raise CudnnError(self.error)
+        assert all(pointers)
+        assert workspace
+        self.calls.append((call, name, len(pointers)))
+
+
+@pytest.fixture
+def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    ffi.register("cpu")
+    recorder = Recorder()
+    monkeypatch.setattr(ffi.plans, "on_device", lambda ordinal: recorder)
+    return recorder
+
+
+def zeros(call: Any) -> list[jax.Array]:
+    types = {"f8e4m3fn": jnp.float8_e4m3fn, "f32": jnp.float32}
+    return [jnp.zeros(shape.dimensions, types[shape.element_type]) for shape in call.operand_shapes]
+
+
+@needs_jax_tvm_ffi
+@pytest.mark.parametrize("labels", ["b01f_o01i->b01f", "bf01_01io->fb01"])
+def test_the_call_carries_graph_and_plan(recorder: Recorder, labels: str) -> None:
+    call = graph_call(GRAPH, labels=labels)
+    function = jax.jit(ffi.implementation(call, "eng4_k24=3", 256))
+    outputs = function(*zeros(call))
+    assert [(o.shape, o.dtype.name) for o in outputs] == [
+        (call.output_shapes[0].dimensions, "float8_e4m3fn"),
+        ((), "bfloat16"),
+        (call.output_shapes[0].dimensions, "bfloat16"),
+    ]
+    ((text, plan, buffers),) = recorder.calls
+    assert call_text.decode(text) == call_text.decode(call_text.encode(call))
+    assert plan == "eng4_k24=3"
+    assert buffers == len(call.operand_shapes) + 3
+    compiled = function.lower(*zeros(call)).as_text()
+    assert "xla_fp8.cudnn_graph" in compiled
+    assert "1:[f32]conv();2:[f32]scale(1);" in compiled
+    assert 'plan = "eng4_k24=3"' in compiled
+
+
+@needs_jax_tvm_ffi
+def test_layouts_are_asked_for_channels_last(recorder: Recorder) -> None:
+    call = graph_call(GRAPH, labels="bf01_oi01->bf01")
+    text = jax.jit(ffi.implementation(call, "p", 0)).lower(*zeros(call)).as_text()
+    layouts = text[text.index("operand_layouts") : text.index("operand_layouts") + 400]
+    assert "dense<[1, 3, 2, 0]>" in layouts
+
+
+@needs_jax_tvm_ffi
+def test_an_error_says_what_cudnn_said(recorder: Recorder) -> None:
+    recorder.error = "cuDNN failed: CUDNN_STATUS_EXECUTION_FAILED; plan eng0 of {...}"
+    call = graph_call(GRAPH)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="CUDNN_STATUS_EXECUTION_FAILED; plan eng0"):
+        jax.block_until_ready(jax.jit(ffi.implementation(call, "p", 0))(*zeros(call)))
+
+
+@needs_jax_tvm_ffi
+def test_many_threads_call_it(recorder: Recorder) -> None:
+    call = graph_call(GRAPH)
+    function = jax.jit(ffi.implementation(call, "p", 0))
+    arguments = zeros(call)
+    jax.block_until_ready(function(*arguments))
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: jax.block_until_ready(function(*arguments)), range(40)))
+    assert len(recorder.calls) == 41
+
+
+# The plans of a device, with a front end that has no device.
+
+
+class FakeGraph:
+    """A `pygraph` with three plans, of which the first does not build."""
+
+    def __init__(self, log: list[str]) -> None:
+        self.log = log
+        self.current = -1
+
+    def create_execution_plans(self, modes: list[str]) -> None:
+        if modes == ["FALLBACK"]:
+            raise RuntimeError("No valid engine configs")
+
+    def check_support(self) -> None:
+        pass
+
+    def get_execution_plan_count(self) -> int:
+        return 3
+
+    def get_plan_name_at_index(self, index: int) -> str:
+        return f"eng{index}"
+
+    def build_plan_at_index(self, index: int) -> None:
+        self.log.append(f"build eng{index}")
+        if index == 0:
+            raise RuntimeError("no kernel image")
+        self.current = index
+
+    def get_workspace_size(self) -> int:
+        return 100 * self.current
+
+    def _execute(self, pointers: dict[int, int], workspace: int, handle: str) -> None:
+        self.log.append(f"run eng{self.current} {pointers} {workspace} {handle}")
+
+
+class FakeCudnn:
+    cudnnGraphNotSupportedError = RuntimeError
+
+    class heur_mode:
+        A, B, FALLBACK = "A", "B", "FALLBACK"
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.busy = threading.Lock()
+
+    def create_handle(self) -> str:
+        return "handle"
+
+    def set_stream(self, handle: str, stream: int) -> None:
+        self.log.append(f"stream {stream}")
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeCudnn:
+    import contextlib
+
+    fake = FakeCudnn()
+    monkeypatch.setattr(library, "cudnn", lambda: fake)
+    monkeypatch.setattr(device_context, "current", lambda ordinal: contextlib.nullcontext())
+    monkeypatch.setattr(
+        plans.operation_graph,
+        "build",
+        lambda call, **settings: plans.operation_graph.OperationGraph(FakeGraph(fake.log), 3),
+    )
+    return fake
+
+
+TEXT = call_text.encode(graph_call("1:[f8e4m3fn]conv();"))
+
+
+def test_plans_are_listed_once_and_built_once(fake: FakeCudnn) -> None:
+    device = plans.DevicePlans(0)
+    assert device.names(TEXT) == ("eng0", "eng1", "eng2")
+    built = device.plan(TEXT, "eng2")
+    assert (built.name, built.workspace) == ("eng2", 200)
+    assert device.plan(TEXT, "eng2") is built
+    assert fake.log == ["build eng2"]
+
+
+def test_without_a_name_the_first_that_builds_is_taken(fake: FakeCudnn) -> None:
+    assert plans.DevicePlans(0).plan(TEXT).name == "eng1"
+    assert fake.log == ["build eng0", "build eng1"]
+
+
+def test_what_does_not_build_says_why(fake: FakeCudnn) -> None:
+    with pytest.raises(CudnnUnsupportedError, match=r"cannot build a plan for .*eng0: no kernel image"):
+        plans.DevicePlans(0).plan(TEXT, "eng0")
+    with pytest.raises(CudnnUnsupportedError, match="no plan 'eng9'"):
+        plans.DevicePlans(0).plan(TEXT, "eng9")
+
+
+def test_a_run_sets_the_stream_and_launches(fake: FakeCudnn) -> None:
+    device = plans.DevicePlans(0)
+    device.run(TEXT, "eng1", [10, 20, 30], 40, 7)
+    assert fake.log == ["build eng1", "stream 7", "run eng1 {1: 10, 2: 20, 3: 30} 40 handle"]
+
+
+def test_losers_are_forgotten(fake: FakeCudnn) -> None:
+    device = plans.DevicePlans(0)
+    first = device.plan(TEXT, "eng1")
+    device.plan(TEXT, "eng2")
+    device.keep_only(TEXT, "eng1")
+    assert device.plan(TEXT, "eng1") is first
+    device.plan(TEXT, "eng2")
+    assert fake.log == ["build eng1", "build eng2", "build eng2"]
+
+
+def test_without_a_driver_the_message_says_so() -> None:
+    if np.any([device.platform == "gpu" for device in jax.devices()]):
+        pytest.skip("there is a GPU here")
+    with pytest.raises(CudnnError, match=r"(CUDA|NVIDIA) driver"), device_context.current(0):
+        pass

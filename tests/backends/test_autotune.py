@@ -1,0 +1,219 @@
+"""The autotuner and its cache, on the CPU: what it picks, drops, remembers, and shares."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from xla_fp8.backends import autotune, cache, call_text, reference
+from xla_fp8.backends.autotune import AutotuneError, config_for
+from xla_fp8.backends.example_calls import graph_call, random_call
+from xla_fp8.backends.fastest import FastestBackend
+from xla_fp8.backends.protocol import Config, Implementation, No, Yes
+from xla_fp8.target import GraphCall, Target, Verdict, rule_of
+
+CALL = graph_call("1:[f32]conv();2:[f8e4m3fn]scale(1);3:[f32]amax(1);", batch=1, image=(4, 4), channels=8, features=8)
+H200 = Target.parse("h200")
+
+
+@dataclasses.dataclass(frozen=True)
+class Sleepy:
+    """A backend whose configs say how many milliseconds a call takes; "wrong" computes nonsense, "dies" raises."""
+
+    choices: tuple[str, ...] = ("20", "wrong", "2", "dies")
+    name: str = "sleepy"
+    opaque: bool = True
+    rule: str = ""
+
+    def supports(self, call: GraphCall, target: Target) -> Verdict:
+        return Yes() if self.choices else No("no config", rule=self.rule)
+
+    def configs(self, call: GraphCall, target: Target) -> Sequence[Config]:
+        return self.choices
+
+    def lower(self, call: GraphCall, config: Config) -> Implementation:
+        if config == "dies":
+            raise RuntimeError("no kernel image for this device")
+        types = [shape.element_type for shape in call.output_shapes]
+
+        def nap(value: jax.Array) -> jax.Array:
+            time.sleep(0 if config == "wrong" else float(str(config)) / 1000)
+            return value
+
+        def run(*operands: jax.Array) -> tuple[jax.Array, ...]:
+            y, *aux = reference.run(call.graph, call.window, call.dim_labels, 1, operands, types)
+            aux = [jax.pure_callback(nap, jax.ShapeDtypeStruct((), jnp.float32), a) for a in aux]
+            return (y, *(2 * a if config == "wrong" else a for a in aux))
+
+        return run
+
+
+@pytest.fixture(autouse=True)
+def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XLA_FP8_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv("XLA_FP8_AUTOTUNE", raising=False)
+    return tmp_path / "cache"
+
+
+def test_the_fastest_that_agrees_wins(capsys: pytest.CaptureFixture[str]) -> None:
+    assert config_for(Sleepy(), CALL, H200) == "2"
+    assert "timed 4 sleepy configs" in capsys.readouterr().err
+    timings = {timing.config: timing for timing in autotune.tune(Sleepy(), CALL, Sleepy().choices)}
+    assert "result 1 differs from the reference in 100.0%" in timings["wrong"].problem
+    assert "no kernel image" in timings["dies"].problem
+    assert 2_000 <= timings["2"].microseconds < timings["20"].microseconds
+
+
+def test_what_was_found_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    config_for(Sleepy(), CALL, H200)
+    (choice,) = cache.choices()
+    assert choice.config == "2"
+    assert choice.candidates == 4
+    assert choice.first_microseconds is not None
+    assert choice.first_microseconds > choice.microseconds
+    assert call_text.decode(choice.key["call"]).graph == CALL.graph
+    monkeypatch.setattr(autotune, "tune", lambda *_: pytest.fail("it tuned again"))
+    assert config_for(Sleepy(), CALL, H200) == "2"
+
+
+def test_force_tunes_again() -> None:
+    config_for(Sleepy(), CALL, H200)
+    (before,) = cache.choices()
+    cache.store(dataclasses.replace(before, config="20"))
+    assert config_for(Sleepy(), CALL, H200) == "20"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XLA_FP8_AUTOTUNE", "force")
+        assert config_for(Sleepy(), CALL, H200) == "2"
+
+
+def test_without_tuning_the_heuristic_decides_unless_the_cache_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XLA_FP8_AUTOTUNE", "0")
+    assert config_for(Sleepy(), CALL, H200) == "20"
+    assert list(cache.choices()) == []
+    monkeypatch.setenv("XLA_FP8_AUTOTUNE", "1")
+    config_for(Sleepy(), CALL, H200)
+    monkeypatch.setenv("XLA_FP8_AUTOTUNE", "0")
+    assert config_for(Sleepy(), CALL, H200) == "2"
+
+
+def test_other_calls_backends_and_versions_are_other_keys() -> None:
+    keys = {
+        json.dumps(autotune.key_of(backend, call))
+        for backend in (Sleepy(), Sleepy(("1",)))
+        for call in (CALL, graph_call("1:[f32]conv();"))
+    }
+    assert len(keys) == 4
+
+
+def test_a_wrong_mode_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XLA_FP8_AUTOTUNE", "yes")
+    with pytest.raises(AutotuneError, match="'yes': expected one of 0, 1, force"):
+        config_for(Sleepy(), CALL, H200)
+
+
+def test_nothing_that_works_is_an_error() -> None:
+    with pytest.raises(AutotuneError, match="none of 2 configs of the sleepy backend"):
+        config_for(Sleepy(("wrong", "dies")), CALL, H200)
+
+
+def test_one_config_is_not_timed() -> None:
+    assert config_for(Sleepy(("dies",)), CALL, H200) == "dies"
+
+
+def test_in_a_program_of_several_processes_all_take_the_first_ones_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    board: dict[str, str] = {}
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(autotune._jax_compat, "publish", board.__setitem__)
+    monkeypatch.setattr(autotune._jax_compat, "await_published", lambda name, seconds: board[name])
+    assert config_for(Sleepy(), CALL, H200) == "2"
+    assert list(board.values()) == ["2"]
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    monkeypatch.setattr(autotune, "tune", lambda *_: pytest.fail("the second process tuned"))
+    cache.clear()
+    assert config_for(Sleepy(), CALL, H200) == "2"
+
+
+def test_a_damaged_file_counts_as_none(cache_folder: Path) -> None:
+    config_for(Sleepy(), CALL, H200)
+    (file,) = cache_folder.glob("*.choice.json")
+    for text in ("", "{", "[]", '{"key": 3}', '{"key": {}, "config": 1}'):
+        file.write_text(text)
+        assert list(cache.choices()) == []
+        assert config_for(Sleepy(), CALL, H200) == "2"
+
+
+def test_a_folder_that_cannot_be_written_to_is_no_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XLA_FP8_CACHE_DIR", str(tmp_path / "file" / "below"))
+    assert config_for(Sleepy(), CALL, H200) == "2"
+    assert list(cache.choices()) == []
+
+
+def test_clear_deletes_choices_and_nothing_else(cache_folder: Path) -> None:
+    config_for(Sleepy(), CALL, H200)
+    (cache_folder / "notes.txt").write_text("mine")
+    assert cache.clear() == 1
+    assert [path.name for path in cache_folder.iterdir()] == ["notes.txt"]
+    assert cache.clear() == 0
+
+
+def test_the_default_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("XLA_FP8_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache.folder() == tmp_path / "xla_fp8"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache.folder() == tmp_path / ".cache" / "xla_fp8"
+
+
+_WRITER = """
+import sys
+from xla_fp8.backends import cache
+for round in range(200):
+    cache.store(cache.Choice({"call": "c"}, sys.argv[1] * 2000, 1.0, None, 1, 0.0, "2026-01-01"))
+    found = cache.load({"call": "c"})
+    assert found is not None and len(set(found.config)) == 1 and len(found.config) == 2000, found
+"""
+
+
+def test_processes_write_the_same_choice_at_once() -> None:
+    writers = [subprocess.Popen([sys.executable, "-c", _WRITER, letter]) for letter in "abc"]
+    assert [writer.wait() for writer in writers] == [0, 0, 0]
+    assert len(list(cache.choices())) == 1
+
+
+def test_several_backends_as_one() -> None:
+    slow, quick, none = (
+        Sleepy(("9",), name="slow"),
+        Sleepy(("5", "1"), name="quick"),
+        Sleepy((), name="none", rule="few"),
+    )
+    fastest = FastestBackend((none, slow, quick))
+    assert [str(c) for c in fastest.configs(CALL, H200)] == ["slow 9", "quick 5", "quick 1"]
+    assert str(config_for(fastest, CALL, H200)) == "quick 1"
+    verdict = FastestBackend((none, none)).supports(CALL, H200)
+    assert verdict.reason == "none: no config; none: no config"
+    assert rule_of(verdict) == "few"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_call_survives_its_text(seed: int) -> None:
+    call = random_call(seed)
+    text = call_text.encode(call)
+    assert call_text.encode(call_text.decode(text)) == text
+    assert str(call_text.decode(text).graph) == str(call.graph)
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"graph":"1:[f32]conv()"}'])
+def test_text_that_is_no_call(text: str) -> None:
+    with pytest.raises(call_text.CallTextError, match="not a graph call"):
+        call_text.decode(text)

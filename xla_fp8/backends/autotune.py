@@ -1,0 +1,242 @@
+"""Times the ways to run a graph call on the device at hand, and remembers the fastest that computes the right thing.
+
+`XLA_FP8_AUTOTUNE` says what happens: `1` (the default) tunes what the cache does not know, `force` tunes again, `0`
+takes the cache's choice or else the one that the backend's heuristic prefers. In a program of several processes the
+first one tunes, and all use its choice.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import os
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from xla_fp8 import _jax_compat
+from xla_fp8.backends import cache, call_text, reference
+from xla_fp8.backends.compare import Tolerance, compare
+from xla_fp8.backends.inputs import random_inputs
+from xla_fp8.backends.protocol import Backend, Config, Implementation
+from xla_fp8.errors import XlaFp8Error
+from xla_fp8.target import GraphCall, Target
+
+MODES = ("0", "1", "force")
+CALLS = 8
+"""Calls inside one jit, so that what is timed is the device and not the dispatch, which takes 20 to 50 us."""
+_ROUNDS = 5
+_WAIT = 600.0  # seconds that a process waits for another one's choice
+
+AGREEMENT = Tolerance(0.02, fp8_share=0.1, fp8_beyond_share=0.01)
+"""How near to the reference a config must come. It finds what computes something else, not what rounds differently:
+tensor cores sum FP8 products in fewer bits than f32."""
+
+_lock = threading.Lock()
+
+
+class AutotuneError(XlaFp8Error):
+    """A wrong XLA_FP8_AUTOTUNE, or no config of a call that runs and agrees with the reference."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Timing:
+    """One config, tried.
+
+    Attributes:
+        config: which.
+        microseconds: of one call on the device; infinite where it cannot be used.
+        problem: why it cannot be used, or "".
+    """
+
+    config: Config
+    microseconds: float
+    problem: str = ""
+
+
+def mode() -> str:
+    """The value of XLA_FP8_AUTOTUNE. Raises AutotuneError where it is none of `MODES`."""
+    value = os.environ.get("XLA_FP8_AUTOTUNE", "1")
+    if value not in MODES:
+        raise AutotuneError(f"XLA_FP8_AUTOTUNE is {value!r}: expected one of {', '.join(MODES)}")
+    return value
+
+
+def config_for(backend: Backend, call: GraphCall, target: Target) -> Config:
+    """The config with which `backend` is to run `call`: from the cache, by timing, or by the backend's heuristic.
+
+    Raises:
+        AutotuneError: XLA_FP8_AUTOTUNE is wrong, or no config can be used.
+    """
+    configs = backend.configs(call, target)
+    wanted = mode()
+    if len(configs) <= 1 or not backend.opaque:
+        return configs[0]
+    key = key_of(backend, call)
+
+    def choose() -> str:
+        known = None if wanted == "force" else cache.load(key)
+        if known is not None and any(str(config) == known.config for config in configs):
+            return known.config
+        return str(configs[0]) if wanted == "0" else _tune_and_store(backend, call, configs, key)
+
+    # One thread tunes at a time: timings of two would be of two programs on one device.
+    with _lock:
+        name = _shared(key, choose)
+    return next((config for config in configs if str(config) == name), configs[0])
+
+
+def key_of(backend: Backend, call: GraphCall) -> dict[str, str]:
+    """What a choice depends on."""
+    device = jax.local_devices()[0]
+    return {
+        "call": call_text.encode(call),
+        "backend": repr(backend),
+        "backend_version": str(getattr(backend, "version", "")),
+        "device": f"{device.device_kind} (compute capability {getattr(device, 'compute_capability', 'none')})",
+        "jaxlib": _jax_compat.jaxlib_version(),
+    }
+
+
+def tune(backend: Backend, call: GraphCall, configs: Sequence[Config]) -> list[Timing]:
+    """Times every config; the fastest first, those that cannot be used last. Shows progress on a terminal."""
+    operands = [jnp.asarray(array) for array in random_inputs(call.operand_shapes, seed=0)]
+    expected = [np.asarray(array) for array in _expected(call, operands)]
+    timings = []
+    with _Progress(len(configs)) as progress:
+        for config in configs:
+            progress.show(f"{backend.name} {config}")
+            timings.append(_timing(backend, call, config, operands, expected))
+    return sorted(timings, key=lambda timing: timing.microseconds)
+
+
+def device_time(implementation: Implementation, operands: Sequence[Any], calls: int = CALLS) -> float:
+    """Microseconds of one call on the device: the median round of several calls in one jit, one after the other.
+
+    Raises whatever compiling or running raises.
+    """
+
+    def chained(*operands: jax.Array) -> list[tuple[jax.Array, ...]]:
+        # Every result is returned, so that no call is dropped; behind a barrier XLA cannot see that they are the same.
+        outputs = [implementation(*operands)]
+        for _ in range(calls - 1):
+            operands, outputs[-1] = jax.lax.optimization_barrier(  # type: ignore[no-untyped-call]
+                (operands, outputs[-1])
+            )
+            outputs.append(implementation(*operands))
+        return outputs
+
+    compiled = jax.jit(chained).lower(*operands).compile()
+    jax.block_until_ready(compiled(*operands))
+    rounds = []
+    for _ in range(_ROUNDS):
+        start = time.perf_counter()
+        jax.block_until_ready(compiled(*operands))
+        rounds.append((time.perf_counter() - start) / calls * 1e6)
+    return statistics.median(rounds)
+
+
+def _tune_and_store(backend: Backend, call: GraphCall, configs: Sequence[Config], key: Mapping[str, str]) -> str:
+    start = time.perf_counter()
+    # The caller is lowering a program; what is timed here is none of its business, nor of its meshes.
+    with jax.ensure_compile_time_eval():
+        timings = tune(backend, call, configs)
+    best = timings[0]
+    if best.problem:
+        raise AutotuneError(
+            f"none of {len(configs)} configs of the {backend.name} backend runs {call.graph} and agrees with the "
+            f"reference; the first: {best.problem}"
+        )
+    if settled := getattr(backend, "settled", None):
+        settled(call, best.config)
+    first = next(timing for timing in timings if timing.config == configs[0])
+    seconds = time.perf_counter() - start
+    cache.store(
+        cache.Choice(
+            dict(key),
+            str(best.config),
+            best.microseconds,
+            None if first.problem else first.microseconds,
+            len(configs),
+            seconds,
+            datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        )
+    )
+    heuristic = "unusable" if first.problem else f"{first.microseconds:.1f} us"
+    print(
+        f"xla_fp8: timed {len(configs)} {backend.name} configs in {seconds:.1f} s: {best.config} takes "
+        f"{best.microseconds:.1f} us (the heuristic's choice: {heuristic}) for {call.graph}",
+        file=sys.stderr,
+    )
+    return str(best.config)
+
+
+def _timing(
+    backend: Backend, call: GraphCall, config: Config, operands: Sequence[jax.Array], expected: Sequence[Any]
+) -> Timing:
+    try:
+        implementation = backend.lower(call, config)
+        outputs = [np.asarray(output) for output in jax.jit(implementation)(*operands)]
+        for index, (output, wanted) in enumerate(zip(outputs, expected, strict=True)):
+            difference = compare(wanted, output)
+            if not AGREEMENT.accepts(difference, wanted.dtype):
+                problem = (
+                    f"{config}: result {index} differs from the reference in {difference.share:.1%} of its elements"
+                )
+                return Timing(config, float("inf"), f"{problem}, by {difference.max_abs:g} at most")
+        return Timing(config, device_time(implementation, operands))
+    except Exception as error:  # whatever a candidate dies of, the others may run
+        return Timing(config, float("inf"), f"{config}: {' '.join(str(error).split())[:500]}")
+
+
+def _expected(call: GraphCall, operands: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
+    types = [shape.element_type for shape in call.output_shapes]
+
+    def run(*operands: jax.Array) -> tuple[jax.Array, ...]:
+        return reference.run(call.graph, call.window, call.dim_labels, call.feature_group_count, operands, types)
+
+    outputs: tuple[jax.Array, ...] = jax.jit(run)(*operands)
+    return outputs
+
+
+def _shared(key: Mapping[str, str], choose: Callable[[], str]) -> str:
+    """`choose()` of the first process, in all processes of the program."""
+    if jax.process_count() == 1:
+        return choose()
+    name = f"xla_fp8/autotune/{call_text.digest(key)}"
+    if jax.process_index() == 0:
+        choice = choose()
+        _jax_compat.publish(name, choice)
+        return choice
+    return _jax_compat.await_published(name, _WAIT)
+
+
+class _Progress:
+    """A line on a terminal that says what is timed; nothing where stderr is no terminal."""
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.done = 0
+        self.enabled = sys.stderr.isatty()
+
+    def __enter__(self) -> _Progress:
+        return self
+
+    def show(self, what: str) -> None:
+        if self.enabled:
+            filled = 20 * self.done // self.total
+            bar = "#" * filled + "." * (20 - filled)
+            print(f"\r\x1b[Kxla_fp8: tuning [{bar}] {self.done + 1}/{self.total} {what[:60]}", end="", file=sys.stderr)
+            sys.stderr.flush()
+        self.done += 1
+
+    def __exit__(self, *_: object) -> None:
+        if self.enabled:
+            print("\r\x1b[K", end="", file=sys.stderr)

@@ -1,0 +1,76 @@
+"""The backend: which graph calls cuDNN runs, with which plans, and the JAX function around it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from xla_fp8.backends import call_text
+from xla_fp8.backends.cudnn import ffi, library, plans
+from xla_fp8.backends.cudnn.errors import CudnnError, CudnnUnsupportedError
+from xla_fp8.backends.cudnn.support import support
+from xla_fp8.backends.protocol import Config, Implementation, No
+from xla_fp8.target import GraphCall, Target, Verdict, format_version
+
+WORKSPACE_LIMIT = 1 << 30
+"""Bytes of workspace above which a plan is not taken: memory that the program would miss."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A plan by cuDNN's name, e.g. "eng4_k24=3"."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclasses.dataclass(frozen=True)
+class CudnnBackend:
+    """Graph calls through cuDNN, on GPUs that convolve FP8.
+
+    Attributes:
+        workspace_limit: in bytes; plans that need more are refused.
+    """
+
+    workspace_limit: int = WORKSPACE_LIMIT
+    name: str = "cudnn"
+    opaque: bool = True
+
+    @property
+    def version(self) -> str:
+        """What a measured choice of plan depends on: the versions of cuDNN and of its front end."""
+        return f"cuDNN {format_version(library.version())}, front end {library.version_of('nvidia-cudnn-frontend')}"
+
+    def supports(self, call: GraphCall, target: Target) -> Verdict:
+        """cuDNN's own answer, without device work; No with the pip line where a library is missing."""
+        if missing := library.why_missing(("cudnn", "jax_tvm_ffi")):
+            return No(missing)
+        return support(call, target)
+
+    def configs(self, call: GraphCall, target: Target) -> Sequence[Config]:
+        """The plans that cuDNN proposes on the first GPU, the one it prefers first."""
+        return tuple(map(Plan, plans.on_device(0).names(call_text.encode(call))))
+
+    def lower(self, call: GraphCall, config: Config) -> Implementation:
+        """A JAX function of input, filter and side operands. Builds the plan, to know its workspace.
+
+        Raises:
+            CudnnMissingError: a library is not installed.
+            CudnnUnsupportedError: the plan does not build, or needs more workspace than the limit.
+            CudnnError: there is no GPU in this process to build a plan on.
+        """
+        if not isinstance(config, Plan):
+            raise CudnnError(f"a config of the cudnn backend is a Plan, not {config!r}")
+        ffi.register()
+        built = plans.on_device(0).plan(call_text.encode(call), config.name)
+        if built.workspace > self.workspace_limit:
+            raise CudnnUnsupportedError(
+                f"plan {built.name} needs {built.workspace} bytes of workspace; the limit is {self.workspace_limit}"
+            )
+        return ffi.implementation(call, built.name, built.workspace)
+
+    def settled(self, call: GraphCall, config: Config) -> None:
+        """Frees what was built for `call` beside `config`, after plans were timed; all where another backend won."""
+        plans.on_device(0).keep_only(call_text.encode(call), config.name if isinstance(config, Plan) else "")

@@ -1,0 +1,46 @@
+"""Makes one GPU the current one of a thread, through the driver that is there with every GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+from xla_fp8.backends.cudnn.errors import CudnnError
+
+
+@functools.cache
+def _driver() -> Any:
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise CudnnError(f"there is no NVIDIA driver: {error}") from error
+    _check(driver.cuInit(0), "cuInit")
+    return driver
+
+
+def _check(status: int, what: str) -> None:
+    if status:
+        raise CudnnError(f"the CUDA driver's {what} failed with status {status}")
+
+
+@contextlib.contextmanager
+def current(ordinal: int) -> Iterator[None]:
+    """Within it, what asks CUDA for the current device gets number `ordinal`, in the context that XLA uses too.
+
+    Raises CudnnError where there is no driver or no such device.
+    """
+    driver = _driver()
+    device, context, popped = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_void_p()
+    _check(driver.cuDeviceGet(ctypes.byref(device), ordinal), f"cuDeviceGet({ordinal})")
+    _check(driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device), "cuDevicePrimaryCtxRetain")
+    try:
+        _check(driver.cuCtxPushCurrent_v2(context), "cuCtxPushCurrent")
+        try:
+            yield
+        finally:
+            driver.cuCtxPopCurrent_v2(ctypes.byref(popped))
+    finally:
+        driver.cuDevicePrimaryCtxRelease_v2(device)

@@ -1,0 +1,145 @@
+"""The plans of graph calls on one GPU: listed by name, built on first use, run on XLA's stream."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from xla_fp8.backends import call_text
+from xla_fp8.backends.cudnn import device_context, library, operation_graph
+from xla_fp8.backends.cudnn.errors import CudnnError, CudnnUnsupportedError
+from xla_fp8.backends.cudnn.operation_graph import one_line
+
+
+@dataclasses.dataclass(frozen=True)
+class BuiltPlan:
+    """A plan that can run.
+
+    Attributes:
+        graph: the `cudnn.pygraph` whose current plan it is.
+        name: cuDNN's name of it: the engine and its knobs, e.g. "eng4_k24=3".
+        workspace: bytes that it needs.
+    """
+
+    graph: Any
+    name: str
+    workspace: int
+
+
+class DevicePlans:
+    """cuDNN on one GPU: a handle, and the plans built with it. Threads take turns.
+
+    A plan is not safe to run from two threads at once, and a handle has one stream, so a run sets the stream and
+    launches under a lock. Nothing is waited for and nothing copied under it: a run takes some microseconds.
+    """
+
+    def __init__(self, ordinal: int) -> None:
+        self._ordinal = ordinal
+        self._lock = threading.RLock()
+        self._handle: Any = None
+        self._proposed: dict[str, list[tuple[Any, list[str]]]] = {}
+        self._built: dict[tuple[str, str], BuiltPlan] = {}
+
+    def names(self, call: str) -> tuple[str, ...]:
+        """The plans that cuDNN proposes for a call (`call_text.encode`), its own order of preference first.
+
+        Heuristics A, then B, then the fallback engines; each plan once. The order is a guess: the first plan has been
+        seen to take three times as long as the fourth.
+
+        Raises:
+            CudnnUnsupportedError: it proposes none.
+        """
+        with self._lock, device_context.current(self._ordinal):
+            return tuple(dict.fromkeys(name for _, names in self._proposals(call) for name in names))
+
+    def plan(self, call: str, name: str = "") -> BuiltPlan:
+        """Builds a plan, once.
+
+        Args:
+            call: `call_text.encode` of a graph call.
+            name: one of `names`; "" for the first that builds.
+
+        Raises:
+            CudnnUnsupportedError: there is no such plan, or it does not build.
+        """
+        with self._lock:
+            if (built := self._built.get((call, name))) is None:
+                with device_context.current(self._ordinal):
+                    built = self._build(call, name)
+                self._built[call, name] = self._built[call, built.name] = built
+            return built
+
+    def run(self, call: str, name: str, pointers: Sequence[int], workspace: int, stream: int) -> None:
+        """Launches a plan.
+
+        Args:
+            pointers: device addresses of operands, then results.
+            workspace: device address of at least `BuiltPlan.workspace` bytes.
+            stream: the CUDA stream, as a number.
+        """
+        with self._lock:
+            built = self.plan(call, name)
+            library.cudnn().set_stream(handle=self._handle, stream=stream)
+            try:
+                pack = dict(enumerate(pointers, start=1))
+                library.execute(built.graph, pack, workspace, self._handle)
+            except Exception as error:  # the front end has several classes of its own
+                raise CudnnError(f"cuDNN failed: {one_line(error)}; plan {built.name} of {call}") from error
+
+    def keep_only(self, call: str, name: str) -> None:
+        """Forgets the plans of `call` that were built beside `name`, and the device memory that their kernels take."""
+        with self._lock:
+            for key in [key for key in self._built if key[0] == call and self._built[key].name != name]:
+                del self._built[key]
+
+    def _proposals(self, call: str) -> list[tuple[Any, list[str]]]:
+        """The heuristic modes that propose plans, each with their names."""
+        if (found := self._proposed.get(call)) is not None:
+            return found
+        cudnn = library.cudnn()
+        found, refusals = [], []
+        for mode in (cudnn.heur_mode.A, cudnn.heur_mode.B, cudnn.heur_mode.FALLBACK):
+            try:
+                graph = self._graph(call, mode)
+            except (RuntimeError, cudnn.cudnnGraphNotSupportedError) as error:
+                refusals.append(one_line(error))
+                continue
+            found.append((mode, [graph.get_plan_name_at_index(i) for i in range(graph.get_execution_plan_count())]))
+        if not found:
+            raise CudnnUnsupportedError(f"cuDNN proposes no plan for {call}: {refusals[0]}")
+        self._proposed[call] = found
+        return found
+
+    def _graph(self, call: str, mode: Any) -> Any:
+        """A graph of its own for each built plan, as a graph has one current plan."""
+        if self._handle is None:
+            self._handle = library.cudnn().create_handle()
+        graph = operation_graph.build(call_text.decode(call), handle=self._handle).graph
+        graph.create_execution_plans([mode])
+        graph.check_support()
+        return graph
+
+    def _build(self, call: str, name: str) -> BuiltPlan:
+        problems = []
+        for mode, names in self._proposals(call):
+            for index, candidate in enumerate(names):
+                if name and candidate != name:
+                    continue
+                try:
+                    graph = self._graph(call, mode)
+                    graph.build_plan_at_index(index)
+                    return BuiltPlan(graph, candidate, int(graph.get_workspace_size()))
+                except Exception as error:  # the front end has several classes of its own
+                    problems.append(f"{candidate}: {one_line(error)}")
+        if not problems:
+            raise CudnnUnsupportedError(f"cuDNN has no plan {name!r} for {call}")
+        raise CudnnUnsupportedError(f"cuDNN cannot build a plan for {call}: {'; '.join(problems[:3])}")
+
+
+@functools.cache
+def on_device(ordinal: int) -> DevicePlans:
+    """The plans of GPU number `ordinal` in this process."""
+    return DevicePlans(ordinal)
