@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from xla_fp8 import hlo
+from xla_fp8 import _jax_compat, hlo
 from xla_fp8.hlo.xla_process import XlaProcess
 
 SUM = "sum {\n  a = f32[] parameter(0)\n  b = f32[] parameter(1)\n  ROOT s = f32[] add(a, b)\n}\n"
@@ -546,3 +546,38 @@ def test_a_long_line_is_shown_around_the_error() -> None:
     _, shown, caret = str(caught.value).split("\n")
     assert len(shown) < 200
     assert shown[caret.index("^") :].startswith("missing")
+
+
+ELEMENTS = """HloModule m
+
+ENTRY e {
+  p = (f32[2]{0}, (s32[3]{0}, f32[4]{0})) parameter(0)
+  p_0 = f32[2]{0} get-tuple-element(p), index=0
+  a = f32[2]{0} negate(f32[2]{0} p#0)
+  b = f32[2]{0} add(p#0, a)
+  c = (s32[3]{0}, f32[4]{0}) copy(%p#1)
+  ROOT d = s32[3]{0} negate(c#0)
+}
+"""
+
+
+def test_elements_of_tuples_written_with_a_number_sign() -> None:
+    """What --xla_dump_to writes since jaxlib 0.12; older ones cannot read it, so they are not asked."""
+    module = hlo.parse(ELEMENTS)
+    hlo.verify(module)
+    made = {i.name: (i.operand(0).name, i.tuple_index) for i in module.entry if i.opcode == "get-tuple-element"}
+    # One for each element, made before its first use; the text's own p_0 keeps its name.
+    assert made == {"p_0": ("p", 0), "p_0.1": ("p", 0), "p_1": ("p", 1), "c_0": ("c", 0)}
+    assert [i.name for i in module.entry.instruction("p_0.1").users] == ["a", "b"]
+    assert hlo.to_text(hlo.parse(hlo.to_text(module))) == hlo.to_text(module)
+    if tuple(map(int, _jax_compat.jaxlib_version().split(".")[:2])) >= (0, 12):
+        assert _jax_compat.full_text(hlo.to_text(module)) == _jax_compat.full_text(ELEMENTS)
+
+
+@pytest.mark.parametrize(
+    ("operand", "message"),
+    [("c#7", "c has no element 7"), ("q#0", "does not exist: q"), ("b#0", "b has no element 0"), ("c#", "expects")],
+)
+def test_elements_that_are_not_there(operand: str, message: str) -> None:
+    with pytest.raises(hlo.HloParseError, match=message):
+        hlo.parse(ELEMENTS.replace("c#0", operand))

@@ -30,6 +30,7 @@ _NAME = r"[A-Za-z_][\w.\-]*+"
 _NAME_RE = re.compile(rf"%({_NAME})|({_NAME}):?+")
 _OPCODE_RE = re.compile(r"[a-z][a-z0-9\-]*+")
 _SHAPE_START_RE = re.compile(r"\(|b\(|[a-z][a-z0-9_]*+\s*\[")
+_ELEMENT_RE = re.compile(rf"#{SPACE}([0-9]++)")
 _INDEX_COMMENT_RE = re.compile(r"/\*index=\d+\*/")
 _TYPED_OPERANDS_RE = re.compile(r"[\]})]\s+%")
 _PERCENT_NAME_RE = re.compile(rf"%({_NAME})")
@@ -98,6 +99,7 @@ class _Parser:
         self.position = 0
         self.module = HloModule("", filename)
         self.shapes: dict[str, Shape] = {}
+        self.elements: dict[tuple[HloInstruction, int], HloInstruction] = {}
         self.anonymous: dict[str, int] = {}
         self.nesting = 0
         self.operand_types = False
@@ -390,6 +392,8 @@ class _Parser:
         match = _NAME_RE.match(self.text, self.position)
         if match:
             after = skip_space(self.text, match.end())
+            if element := _ELEMENT_RE.match(self.text, after):
+                return self.tuple_element(computation, match[1] or match[2], element)
             if self.text[after : after + 1] in (",", ")"):
                 name = match[1] or match[2]
                 found = computation._names.get(name)
@@ -408,6 +412,30 @@ class _Parser:
         self.position = start
         with self.nested():
             return self.rhs(computation, "", start, make_parameters, allow_attributes=False)
+
+    def tuple_element(self, computation: HloComputation, name: str, index: re.Match[str]) -> HloInstruction:
+        """`%tuple#1`, as XLA dumps since 2026 write an element of a tuple: its get-tuple-element is not in the text."""
+        source = computation._names.get(name)
+        if source is None:
+            raise self.error(f"instruction does not exist: {name}")
+        number = int(index[1])
+        if not source.has_shape or not source.shape.is_tuple or number >= len(source.shape.tuple_shapes):
+            raise self.error(f"{name} has no element {number}")
+        self.position = index.end()
+        found = self.elements.get((source, number))
+        if found is None:
+            # The text may define the name XLA would give it further down.
+            element_name, suffix = f"{name}_{number}", 0
+            while element_name in computation._names or f"{element_name} =" in self.text:
+                suffix += 1
+                element_name = f"{name}_{number}.{suffix}"
+            shape = source.shape.tuple_shapes[number]
+            text = f", index={number}"
+            found = HloInstruction(element_name, "get-tuple-element", shape, (source,), "", text, computation)
+            computation._names[element_name] = found
+            computation._append_parsed(found)
+            self.elements[source, number] = found
+        return found
 
     @staticmethod
     def missing_parameter(computation: HloComputation, name: str, shape: Shape) -> HloInstruction:
