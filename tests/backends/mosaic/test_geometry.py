@@ -38,7 +38,7 @@ def store_box(tensor: Array, start: tuple[int, ...], box: Array) -> None:
 
 
 def implicit_gemm(geometry: Geometry, input: Array, filter: Array) -> Array:
-    """The kernel in numpy: both consumers of every tile, over every step."""
+    """The kernel in numpy: both consumers of every tile, over every step; the sum of the splits."""
     p, c = geometry.problem, geometry.config
     view = input
     if p.strided:
@@ -47,12 +47,12 @@ def implicit_gemm(geometry: Geometry, input: Array, filter: Array) -> Array:
         padded[:, : p.height, : p.width, : p.channels] = input
         view = padded.reshape(geometry.view_shape)
     taps = filter.reshape(p.features, -1, p.channels)
-    output = np.full(p.output_shape, np.nan)
+    output = np.full((c.splits, *p.output_shape), np.nan)
     for tile in range(geometry.tiles):
         origin = geometry.origin(tile)
         sums = np.zeros((c.tile_pixels, c.tile_features))
         for number in range(geometry.steps):
-            step = geometry.step(number)
+            step = geometry.step(number, origin.split)
             box = geometry.box_start(origin, step)
             middle = ((box.parity,), (1,)) if p.strided else ((), ())
             pixels = copy_box(
@@ -67,10 +67,12 @@ def implicit_gemm(geometry: Geometry, input: Array, filter: Array) -> Array:
             start = geometry.warpgroup_origin(origin, warpgroup)
             rows = sums[warpgroup * half : (warpgroup + 1) * half]
             store_box(
-                output, (start.n, start.h, start.w, start.k), rows.reshape(*geometry.warpgroup_box(), c.tile_features)
+                output[start.split],
+                (start.n, start.h, start.w, start.k),
+                rows.reshape(*geometry.warpgroup_box(), c.tile_features),
             )
     assert not np.isnan(output).any(), "an element is not stored"
-    return output
+    return output.sum(axis=0)
 
 
 def convolution(p: Problem, input: Array, filter: Array) -> Array:
@@ -134,6 +136,17 @@ def test_a_channel_tail_adds_nothing(channels: int) -> None:
     input = rng.integers(-4, 5, problem.input_shape).astype(np.float32)
     filter = rng.integers(-4, 5, problem.filter_shape).astype(np.float32)
     geometry = Geometry(problem, Config(4, 4, 8, tile_features=32, tile_channels=channels, stages=4))
+    np.testing.assert_array_equal(implicit_gemm(geometry, input, filter), convolution(problem, input, filter))
+
+
+@pytest.mark.parametrize("splits", [1, 2, 3, 9])
+def test_splits_share_the_steps(splits: int) -> None:
+    problem = Problem(2, 7, 9, 64, 48, 7, 9, taps=(3, 3), padding=(1, 1))
+    rng = np.random.default_rng(2)
+    input = rng.integers(-4, 5, problem.input_shape).astype(np.float32)
+    filter = rng.integers(-4, 5, problem.filter_shape).astype(np.float32)
+    geometry = Geometry(problem, Config(1, 8, 16, tile_features=32, tile_channels=32, stages=4, splits=splits))
+    assert geometry.steps * splits == 18
     np.testing.assert_array_equal(implicit_gemm(geometry, input, filter), convolution(problem, input, filter))
 
 

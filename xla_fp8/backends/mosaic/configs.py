@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Iterator
 
@@ -27,11 +28,17 @@ _BARRIERS = 1024
 _ACCUMULATOR_REGISTERS = 168
 """Registers of a consumer thread that the accumulator may take; it has 232, and the epilogue needs some."""
 
+_PROMOTED_REGISTERS = 192
+"""The same for accumulator and f32 sums together: the epilogue works on the sums alone."""
+
 _THREADS = 128
 """Threads of a warpgroup."""
 
 CONSUMERS = 2
 """Warpgroups that multiply; one more copies."""
+
+MAX_SPLITS = 10
+"""The most parts of a split reduction: 10 divides the 90 steps of a 3x3 convolution of 1280 channels."""
 
 MIN_COLUMNS = 32
 """The epilogue works on column blocks of at least this many output channels: 32 FP8 bytes, the smallest swizzle."""
@@ -49,6 +56,10 @@ class Config:
         delay: matrix multiplies in flight while the next step is awaited.
         promote: add the accumulator to f32 registers after each step. The tensor core keeps fewer bits than f32 in a sum
             of FP8 products; with this, outputs equal the f32 reference, at about 80% of the speed.
+        pieces: column blocks that share one accumulator, one after the other, where `promote` is set: the f32 sums of a
+            wide tile leave no registers for an accumulator of the same size.
+        splits: parts into which the reduction of each tile is cut, so that a small output keeps the whole machine busy. The
+            kernel then stores f32 sums, and XLA adds them and runs the epilogue. Divides the number of steps.
     """
 
     tile_images: int
@@ -59,6 +70,8 @@ class Config:
     stages: int
     delay: int = 1
     promote: bool = False
+    pieces: int = 1
+    splits: int = 1
 
     @property
     def tile_pixels(self) -> int:
@@ -74,7 +87,12 @@ class Config:
     def accumulator_registers(self) -> int:
         """Per consumer thread."""
         sums = self.warpgroup_pixels * self.tile_features // _THREADS
-        return 2 * sums if self.promote else sums
+        return sums + sums // self.pieces if self.promote else sums
+
+    @property
+    def piece_features(self) -> int:
+        """Output channels of one accumulator."""
+        return self.tile_features // self.pieces
 
     @property
     def stage_bytes(self) -> int:
@@ -82,10 +100,11 @@ class Config:
 
     def __str__(self) -> str:
         tile = f"{self.tile_images}x{self.tile_height}x{self.tile_width}"
-        promote = " promote" if self.promote else ""
+        promote = f" promote {self.pieces}" if self.promote else ""
+        splits = f" splits {self.splits}" if self.splits > 1 else ""
         return (
             f"pixels {tile} features {self.tile_features} channels {self.tile_channels} "
-            f"stages {self.stages} delay {self.delay}{promote}"
+            f"stages {self.stages} delay {self.delay}{promote}{splits}"
         )
 
 
@@ -101,32 +120,36 @@ class Footprint:
     output_sizes: tuple[int, ...] = (1,)
     side_sizes: tuple[int, ...] = ()
 
-    def columns(self, tile_features: int) -> int:
+    def columns(self, config: Config) -> int:
         """Output channels that the epilogue works on at a time: as many as a 128-byte row of the widest type holds."""
         columns = 128 // max((*self.output_sizes, *self.side_sizes))
-        while tile_features % columns:
+        while config.piece_features % columns:
             columns //= 2
         return columns
 
-    def staging_slots(self, tile_features: int) -> int:
+    def staging_slots(self, config: Config) -> int:
         """Column blocks of one output in shared memory at a time, for each consumer."""
-        return min(2, tile_features // self.columns(tile_features))
+        return min(2, config.tile_features // self.columns(config))
 
-    def side_slots(self, tile_features: int) -> int:
+    def side_slots(self, config: Config) -> int:
         """Column blocks of one side tensor in flight at a time, for each consumer."""
-        return min(4, tile_features // self.columns(tile_features))
+        return min(4, config.tile_features // self.columns(config))
 
-    def staging_bytes(self, tile_pixels: int, tile_features: int) -> int:
+    def staging_bytes(self, config: Config) -> int:
         """Bytes for both consumers."""
-        column = tile_pixels * self.columns(tile_features)
-        outputs = self.staging_slots(tile_features) * sum(self.output_sizes)
-        sides = self.side_slots(tile_features) * sum(self.side_sizes)
+        column = config.tile_pixels * self.columns(config)
+        outputs = self.staging_slots(config) * sum(self.output_sizes)
+        sides = self.side_slots(config) * sum(self.side_sizes)
         return column * (outputs + sides)
+
+
+SUMS = Footprint(output_sizes=(4,))
+"""What a split reduction stores, whatever the graph."""
 
 
 def shared_memory(config: Config, footprint: Footprint) -> int:
     """Bytes of shared memory that a config takes."""
-    staging = footprint.staging_bytes(config.tile_pixels, config.tile_features)
+    staging = (SUMS if config.splits > 1 else footprint).staging_bytes(config)
     return config.stages * config.stage_bytes + staging + _BARRIERS
 
 
@@ -134,9 +157,9 @@ def fits(config: Config, footprint: Footprint) -> bool:
     """Whether the machine holds it."""
     return (
         shared_memory(config, footprint) <= SHARED_MEMORY
-        and config.accumulator_registers <= _ACCUMULATOR_REGISTERS
+        and config.accumulator_registers <= (_PROMOTED_REGISTERS if config.promote else _ACCUMULATOR_REGISTERS)
         and config.warpgroup_pixels % 64 == 0
-        and config.tile_features % MIN_COLUMNS == 0
+        and config.tile_features % (MIN_COLUMNS * config.pieces) == 0
         and max(config.tile_features, config.tile_height, config.tile_width, config.tile_images) <= MAX_COPY_EXTENT
         and config.delay < config.stages
     )
@@ -167,16 +190,26 @@ def generate(
 def _candidates(problem: Problem, footprint: Footprint, promote: bool) -> Iterator[tuple[Config, int]]:
     """Configs that fit, each with the rank of its box among those of the same size."""
     for pixels in (128, 256):
-        boxes = _boxes(problem, pixels)
-        for features in _feature_tiles(problem.features):
-            for channels in _channel_tiles(problem):
-                for rank, (images, height, width) in enumerate(boxes):
-                    bare = Config(images, height, width, features, channels, stages=2, promote=promote)
-                    room = SHARED_MEMORY - shared_memory(dataclasses.replace(bare, stages=0), footprint)
+        boxes = list(enumerate(_boxes(problem, pixels)))
+        sizes = itertools.product(boxes, _feature_tiles(problem.features), _channel_tiles(problem))
+        for (rank, box), features, channels in sizes:
+            for splits in _splits(problem, channels):
+                for pieces in (1, 2) if promote else (1,):
+                    bare = Config(*box, features, channels, 0, promote=promote, pieces=pieces, splits=splits)
+                    room = SHARED_MEMORY - shared_memory(bare, footprint)
                     stages = min(8, 768 // channels, room // bare.stage_bytes)
                     config = dataclasses.replace(bare, stages=stages)
                     if stages >= 3 and fits(config, footprint):
                         yield config, rank
+                        break
+
+
+def _splits(problem: Problem, channels: int) -> list[int]:
+    """Into how many parts a reduction may be cut: what divides its steps, and leaves each part some."""
+    steps = math.prod(problem.taps) * -(-problem.channels // channels)
+    return [
+        splits for splits in range(1, MAX_SPLITS + 1) if steps % splits == 0 and (splits == 1 or steps >= 4 * splits)
+    ]
 
 
 def _boxes(problem: Problem, pixels: int) -> list[tuple[int, int, int]]:
@@ -224,8 +257,17 @@ def _channel_tiles(problem: Problem) -> list[int]:
 _TENSOR_CORE = 4096 * 0.8
 """FP8 multiply-adds a cycle of one multiprocessor: the peak is 4096."""
 
-_PROMOTE_CYCLES_PER_REGISTER = 2.5
-"""What adding one accumulator register costs, four warps a scheduler."""
+_WIDE_SLOWDOWN = 1.06
+"""A tile of 128 pixels and 256 channels against one of 256 and 128 (measured: 7%)."""
+
+_PROMOTE_SLOWDOWN = 1.15
+"""What adding the accumulator to f32 sums costs where one consumer adds while the other multiplies."""
+
+_LAUNCH_CYCLES = 4000
+"""Of one more kernel in a CUDA graph: start, ramp and end."""
+
+_MEMORY_BYTES = 2000
+"""Bytes a cycle that a kernel of XLA reads, with all multiprocessors at work."""
 
 _COPY_BYTES = 52
 """Bytes a cycle that one multiprocessor gets from L2 while all read."""
@@ -242,17 +284,25 @@ _TILE_OVERHEAD = 900
 
 def predicted_cycles(problem: Problem, config: Config, multiprocessors: int = MULTIPROCESSORS) -> float:
     """A model of the time of one config, in cycles; only its order counts."""
-    tiles = (
+    tiles = config.splits * (
         -(-problem.batch // config.tile_images)
         * -(-problem.out_height // config.tile_height)
         * -(-problem.out_width // config.tile_width)
         * -(-problem.features // config.tile_features)
     )
-    steps = math.prod(problem.taps) * -(-problem.channels // config.tile_channels)
+    steps = math.prod(problem.taps) * -(-problem.channels // config.tile_channels) // config.splits
     outputs = config.tile_pixels * config.tile_features
     multiply = outputs * config.tile_channels / _TENSOR_CORE
     if config.promote:
-        multiply += _PROMOTE_CYCLES_PER_REGISTER * config.accumulator_registers / 2
+        multiply *= _PROMOTE_SLOWDOWN
+    if config.tile_features > config.tile_pixels:
+        multiply *= _WIDE_SLOWDOWN
     step = max(multiply, config.stage_bytes / _COPY_BYTES) + _STEP_OVERHEAD
     tile = steps * step + outputs * _EPILOGUE_CYCLES_PER_ELEMENT + _TILE_OVERHEAD
-    return -(-tiles // multiprocessors) * tile
+    kernel = -(-tiles // multiprocessors) * tile
+    return kernel if config.splits == 1 else kernel + _second_pass_cycles(problem, config)
+
+
+def _second_pass_cycles(problem: Problem, config: Config) -> float:
+    """The kernel of XLA that adds the sums of all splits."""
+    return _LAUNCH_CYCLES + 4 * config.splits * problem.pixels * problem.features / _MEMORY_BYTES

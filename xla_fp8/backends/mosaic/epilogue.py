@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -88,14 +88,25 @@ class Epilogue:
     def _of_kind(self, kind: SideKind) -> tuple[int, ...]:
         return tuple(i for i, side in enumerate(self.sides) if side.kind == kind)
 
+    def finish(
+        self, sums: jax.Array, sides: Sequence[jax.Array]
+    ) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
+        """The epilogue on whole arrays, in XLA, where the kernel only stores sums: the tensors, and the amaxes."""
+        tensors, magnitudes = self.evaluate(sums, lambda i: sides[i].astype(jnp.float32), store=_saturating)
+        return tensors, tuple(jnp.max(magnitude) for magnitude in magnitudes)
+
     def evaluate(
-        self, accumulator: jax.Array, side: Callable[[int], jax.Array]
+        self,
+        accumulator: jax.Array,
+        side: Callable[[int], jax.Array],
+        store: Callable[[jax.Array, Any], jax.Array] = lambda value, dtype: value.astype(dtype),
     ) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
         """Computes a block.
 
         Args:
             accumulator: f32 [rows, columns].
             side: the f32 value of side operand `i` of `sides` for this block: a scalar, or [rows, columns].
+            store: the conversion to the type of an output; in a kernel, one to FP8 saturates by itself.
 
         Returns:
             The tensors to store, each in its type, and for each amax the f32 block whose largest value it is.
@@ -108,7 +119,7 @@ class Epilogue:
             values[node.uid] = _apply(node, operands, sides)
         stored = [self.graph.output, *(node for node in self.graph if node.op == "copy")]
         tensors = tuple(
-            values[node.uid].plain().astype(dtype) for node, dtype in zip(stored, self.output_dtypes, strict=True)
+            store(values[node.uid].plain(), dtype) for node, dtype in zip(stored, self.output_dtypes, strict=True)
         )
         return tensors, tuple(jnp.abs(values[node.uid].plain()) for node in self.graph if node.op == "amax")
 
@@ -125,6 +136,17 @@ class _Value:
 
     def plain(self) -> jax.Array:
         return self.block if self.scale is None else self.block * self.scale
+
+
+def _saturating(value: jax.Array, dtype: Any) -> jax.Array:
+    if jnp.dtype(dtype).itemsize == 1:
+        largest = float(jnp.finfo(dtype).max)
+        value = jnp.clip(value, -largest, largest)
+    return value.astype(dtype)
+
+
+SUMS = Epilogue(Graph.parse("1:[f32]conv();"), (), ("f32",))
+"""No epilogue: what the kernel runs where the reduction is split."""
 
 
 def _apply(node: Node, operands: list[_Value], sides: list[jax.Array]) -> _Value:

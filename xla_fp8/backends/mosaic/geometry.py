@@ -22,12 +22,16 @@ With strides (SH, SW), neighbouring outputs see inputs SH rows apart. The input 
 [N, H / SH, SH, W / SW, SW * C]: row h is (h // SH, h % SH), and column w the w // SW-th, at channel (w % SW) * C. For one
 tap all rows of the tile have the same h % SH, so the box is dense again.
 
+A grid too small to fill the machine is split along the reduction: `splits` tiles share one place in the output, each with
+its part of the steps, and store f32 sums one behind the other, [splits, N, OH, OW, K].
+
 Tests run this file with numpy against a convolution.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any, TypeAlias
 
 from jax import lax
@@ -54,12 +58,13 @@ def ceil_div(a: int, b: int) -> int:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a tile starts: image, row and column of its first output pixel, first output channel."""
+    """Where a tile starts: image, row and column of its first output pixel, first output channel; and its split."""
 
     n: Index
     h: Index
     w: Index
     k: Index
+    split: Index = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -111,8 +116,8 @@ class Geometry:
 
     @property
     def tiles(self) -> int:
-        n, h, w, k = self.tile_counts
-        return n * h * w * k
+        """Of all splits."""
+        return math.prod(self.tile_counts) * self.config.splits
 
     @property
     def channel_blocks(self) -> int:
@@ -120,9 +125,10 @@ class Geometry:
 
     @property
     def steps(self) -> int:
-        """Steps of the reduction of one tile."""
+        """Steps of the reduction of one tile: of one split of it, where there are several."""
         r, s = self.problem.taps
-        return r * s * self.channel_blocks
+        assert r * s * self.channel_blocks % self.config.splits == 0, self.config
+        return r * s * self.channel_blocks // self.config.splits
 
     @property
     def covers_exactly(self) -> bool:
@@ -153,17 +159,27 @@ class Geometry:
         sh, sw = p.stride
         return p.batch, ceil_div(p.height, sh), sh, ceil_div(p.width, sw), sw * self.view_channels
 
+    @property
+    def store_shape(self) -> tuple[int, ...]:
+        """Shape of what the kernel stores: the output, or the sums of all splits of it."""
+        splits = (self.config.splits,) if self.config.splits > 1 else ()
+        return (*splits, *self.problem.output_shape)
+
     def origin(self, tile: Index) -> Origin:
         """Where tile number `tile` starts. Output channels vary fastest: concurrent blocks share their input in L2."""
         _, th, tw, tk = self.tile_counts
         c = self.config
+        split: Index = 0
+        if c.splits > 1:
+            split, tile = _div(tile, self.tiles // c.splits), _rem(tile, self.tiles // c.splits)
         m, k = _div(tile, tk), _rem(tile, tk)
         n, rest = _div(m, th * tw), _rem(m, th * tw)
         h, w = _div(rest, tw), _rem(rest, tw)
-        return Origin(n * c.tile_images, h * c.tile_height, w * c.tile_width, k * c.tile_features)
+        return Origin(n * c.tile_images, h * c.tile_height, w * c.tile_width, k * c.tile_features, split)
 
-    def step(self, number: Index) -> Step:
-        """Step `number` of a tile's reduction. Channels vary fastest."""
+    def step(self, number: Index, split: Index = 0) -> Step:
+        """Step `number` of a split of a tile's reduction. Channels vary fastest."""
+        number = split * self.steps + number
         tap, block = _div(number, self.channel_blocks), _rem(number, self.channel_blocks)
         _, s = self.problem.taps
         return Step(_div(tap, s), _rem(tap, s), tap, block * self.config.tile_channels)

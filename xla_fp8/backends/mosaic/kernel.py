@@ -40,7 +40,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from xla_fp8.backends.mosaic.configs import CONSUMERS, Config
-from xla_fp8.backends.mosaic.epilogue import Epilogue
+from xla_fp8.backends.mosaic.epilogue import SUMS, Epilogue
 from xla_fp8.backends.mosaic.geometry import Geometry, Origin
 from xla_fp8.backends.mosaic.problem import Problem
 
@@ -70,9 +70,20 @@ def convolve(
         The tensors of the epilogue, [N, OH, OW, K] each, and its amaxes, f32 [] each.
     """
     geometry = Geometry(problem, config)
+    if config.splits == 1:
+        return _run(geometry, epilogue, blocks, input, filter, sides)
+    (sums,), _ = _run(geometry, SUMS, blocks, input, filter, ())
+    return epilogue.finish(jnp.sum(sums, axis=0), sides)
+
+
+def _run(
+    geometry: Geometry, epilogue: Epilogue, blocks: int, input: jax.Array, filter: jax.Array, sides: Sequence[jax.Array]
+) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
+    problem = geometry.problem
     blocks = min(blocks, geometry.tiles)
     kernel = _Kernel(geometry, epilogue, blocks)
-    tensors = [jax.ShapeDtypeStruct(problem.output_shape, dtype) for dtype in epilogue.output_dtypes]
+    shape = geometry.store_shape
+    tensors = [jax.ShapeDtypeStruct(shape, dtype) for dtype in epilogue.output_dtypes]
     maxima = [jax.ShapeDtypeStruct((blocks * CONSUMERS,), jnp.float32)] * epilogue.amax_count
     run = plgpu.kernel(
         functools.partial(kernel.entry, input.dtype, filter.dtype),
@@ -122,11 +133,11 @@ class _Kernel:
         self.config = geometry.config
         self.epilogue = epilogue
         self.blocks = blocks
-        footprint, features = epilogue.footprint, self.config.tile_features
-        self.columns = footprint.columns(features)
-        self.column_blocks = features // self.columns
-        self.staging_slots = footprint.staging_slots(features)
-        self.side_slots = footprint.side_slots(features)
+        footprint = epilogue.footprint
+        self.columns = footprint.columns(self.config)
+        self.column_blocks = self.config.tile_features // self.columns
+        self.staging_slots = footprint.staging_slots(self.config)
+        self.side_slots = footprint.side_slots(self.config)
 
     # Shared memory
 
@@ -209,7 +220,7 @@ class _Kernel:
             def _(j: jax.Array) -> None:
                 ordinal = i * geometry.steps + j
                 stage = lax.rem(ordinal, c.stages)
-                step = geometry.step(j)
+                step = geometry.step(j, origin.split)
                 box = geometry.box_start(origin, step)
 
                 @pl.when(ordinal >= c.stages)
@@ -228,7 +239,7 @@ class _Kernel:
         block: jax.Array,
         warpgroup: jax.Array,
         my_tiles: jax.Array,
-        multiply: Callable[[jax.Array], jax.Array],
+        multiply: Callable[[jax.Array], tuple[jax.Array, ...]],
         side_gmem: Sequence[Any],
         result_gmem: Sequence[Any],
         output_smem: Sequence[Any],
@@ -247,13 +258,14 @@ class _Kernel:
             origin = geometry.warpgroup_origin(whole, warpgroup)
             for column_block in range(min(self.side_slots, self.column_blocks)):
                 fetch(origin, column_block)
-            accumulator = multiply(i)
+            pieces = multiply(i)
             inside = self.rows_inside(origin) if epilogue.amax_count and not geometry.covers_exactly else None
 
             for q in range(self.column_blocks):
                 value = self.side_reader(q, origin, warpgroup, scalars, side_gmem, side_smem, side_full)
                 first = q * self.columns
-                tensors, magnitudes = epilogue.evaluate(accumulator[:, first : first + self.columns], value)
+                piece, column = divmod(first, self.config.piece_features)
+                tensors, magnitudes = epilogue.evaluate(pieces[piece][:, column : column + self.columns], value)
                 maxima = tuple(
                     jnp.maximum(old, self.largest(new, origin, first, inside))
                     for old, new in zip(maxima, magnitudes, strict=True)
@@ -274,19 +286,24 @@ class _Kernel:
 
     def multiply(
         self, warpgroup: jax.Array, input_tiled: Any, filter_tiled: Any, full: Any, empty: Any, i: jax.Array
-    ) -> jax.Array:
-        """The sum over all steps of tile `i` of this block: f32 [BM / 2, BN]."""
+    ) -> tuple[jax.Array, ...]:
+        """The sum over all steps of tile `i` of this block: f32 [BM / 2, BN], in `pieces` along BN."""
         c, steps = self.config, self.geometry.steps
-        shape = (c.warpgroup_pixels, c.tile_features)
+        shape = (c.warpgroup_pixels, c.piece_features)
         mine = pl.ds(warpgroup * c.warpgroup_pixels, c.warpgroup_pixels)
 
-        def start(accumulator: Any, j: jax.Array) -> jax.Array:
-            """Starts the multiplication of step `j`; returns its ordinal among all steps of the block."""
+        def await_stage(j: jax.Array) -> tuple[jax.Array, jax.Array]:
+            """Waits for the operands of step `j`; returns its ordinal among all steps of the block, and its stage."""
             ordinal = i * steps + j
             stage = lax.rem(ordinal, c.stages)
             plgpu.barrier_wait(full.at[stage])
-            plgpu.wgmma(accumulator, input_tiled.at[stage, mine], filter_tiled.at[stage].transpose((1, 0)))
-            return ordinal
+            return ordinal, stage
+
+        def start(accumulator: Any, stage: jax.Array, piece: int = 0) -> None:
+            """Starts the multiplication of one piece of a step."""
+            features = pl.ds(piece * c.piece_features, c.piece_features)
+            filter = filter_tiled.at[stage, features] if c.pieces > 1 else filter_tiled.at[stage]
+            plgpu.wgmma(accumulator, input_tiled.at[stage, mine], filter.transpose((1, 0)))
 
         def release(ordinal: jax.Array) -> None:
             plgpu.barrier_arrive(empty.at[lax.rem(ordinal, c.stages)])
@@ -294,7 +311,8 @@ class _Kernel:
         def in_tensor_core(accumulator: Any) -> jax.Array:
             @pl.loop(0, steps)
             def _(j: jax.Array) -> None:
-                ordinal = start(accumulator, j)
+                ordinal, stage = await_stage(j)
+                start(accumulator, stage)
                 plgpu.wgmma_wait(c.delay)
 
                 @pl.when(j >= c.delay)
@@ -306,19 +324,26 @@ class _Kernel:
                 release(i * steps + steps - 1 - late)
             return accumulator[...]
 
-        def one_step(j: jax.Array, accumulator: Any) -> jax.Array:
-            ordinal = start(accumulator, j)
+        def products(stage: jax.Array, piece: int, accumulator: Any) -> jax.Array:
+            start(accumulator, stage, piece)
             plgpu.wgmma_wait(0)
-            release(ordinal)
             return accumulator[...]
+
+        def add_step(j: jax.Array, sums: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+            ordinal, stage = await_stage(j)
+            new = []
+            for piece, old in enumerate(sums):
+                step = pl.run_scoped(functools.partial(products, stage, piece), scope)
+                if piece == c.pieces - 1:
+                    release(ordinal)
+                new.append(old + step)
+            return tuple(new)
 
         scope = plgpu.ACC(shape, jnp.float32)
         if not c.promote:
-            return pl.run_scoped(in_tensor_core, scope)
+            return (pl.run_scoped(in_tensor_core, scope),)
         zeros = plgpu.layout_cast(jnp.zeros(shape, jnp.float32), plgpu.Layout.WGMMA)
-        return lax.fori_loop(
-            0, steps, lambda j, total: total + pl.run_scoped(functools.partial(one_step, j), scope), zeros
-        )
+        return lax.fori_loop(0, steps, add_step, (zeros,) * c.pieces)
 
     # The epilogue
 
@@ -392,7 +417,8 @@ class _Kernel:
         """Where a block of columns of a consumer's half tile lies in a tensor of the output's shape."""
         n, h, w = self.geometry.warpgroup_box()
         first = origin.k + column_block * self.columns
-        return pl.ds(origin.n, n), pl.ds(origin.h, h), pl.ds(origin.w, w), pl.ds(first, self.columns)
+        split = (origin.split,) if self.config.splits > 1 else ()
+        return (*split, pl.ds(origin.n, n), pl.ds(origin.h, h), pl.ds(origin.w, w), pl.ds(first, self.columns))
 
     # amax
 
