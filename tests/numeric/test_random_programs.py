@@ -343,8 +343,11 @@ def lower(program: Program, wide: str) -> tuple[str, Operands]:
 
 def fits(program: Program) -> bool:
     """Whether every convolution has an output."""
-    sizes = zip(program.sizes, program.padding, program.kernel, program.dilation, strict=True)
-    return all(size + low + high >= (kernel - 1) * dilation + 1 for size, (low, high), kernel, dilation in sizes)
+    letters = "DHW"[-len(program.sizes) :]
+    sizes, kernel = (dict(zip(letters, s, strict=True)) for s in (program.sizes, program.kernel))
+    # JAX takes padding and dilation in the order in which the filter has its dimensions.
+    windows = zip((c for c in program.rhs if c in letters), program.padding, program.dilation, strict=True)
+    return all(sizes[c] + low + high >= (kernel[c] - 1) * dilation + 1 for c, (low, high), dilation in windows)
 
 
 @pytest.mark.parametrize("dialect", ["xla", "extended"])
@@ -363,6 +366,20 @@ def test_pipeline_keeps_the_meaning(dialect: str, program: Program) -> None:
     before, after = Executable(hlo.parse(text), "cpu")(*operands), Executable(module, "cpu")(*operands)
     for index, (original, result) in enumerate(zip(before, after, strict=True)):
         difference = compare(original, result)
-        assert TOLERANCES[program.wide].accepts(difference, original.dtype), (
-            f"output {index}: {difference}\n{report}\n{rewritten}"
-        )
+        if not TOLERANCES[program.wide].accepts(difference, original.dtype):
+            assert is_nearer_to_f32(program, index, original, result), (
+                f"output {index}: {difference}\n{report}\n{rewritten}"
+            )
+
+
+def is_nearer_to_f32(program: Program, index: int, original: Any, result: Any) -> bool:
+    """Whether a bf16 or f16 program's result is at least as near to what it means, the program in f32, on average.
+
+    The answer where rounding errors are most of an output, as behind a tanh of large numbers that cancel.
+    """
+    if program.wide == "f32":
+        return False
+    text, operands = lower(program, "f32")
+    exact = Executable(hlo.parse(text), "cpu")(*operands)[index].astype(np.float64)
+    errors = [np.abs(output.astype(np.float64) - exact) for output in (original, result)]
+    return bool(np.mean(errors[1]) <= np.mean(errors[0]))
