@@ -265,3 +265,17 @@ def test_dead_convolution_costs_nothing() -> None:
     args = tensors()
     assert "xla_fp8_region" not in xla_fp8.jit(fn).lower(*args).as_text()
     assert_close(xla_fp8.jit(fn)(*args), fn(*args))
+
+
+def test_without_jit_everything_runs_operation_by_operation() -> None:
+    seen = []
+
+    def fn(x8: jax.Array, w8: jax.Array) -> jax.Array:
+        seen.append(isinstance(x8, jax.core.Tracer))
+        return wide_layer(x8, w8)
+
+    args = tensors()
+    with jax.disable_jit():
+        assert_close(xla_fp8.jit(fn)(*args), wide_layer(*args))
+        assert_close(jax.grad(lambda s: xla_fp8.jit(wide_layer)(*args, s).sum())(1.0), wide_layer(*args, 1.0).sum())
+    assert seen == [False]

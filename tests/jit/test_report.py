@@ -181,3 +181,34 @@ def test_layer_has_its_whole_graph() -> None:
     assert entry.graph is not None
     for op in ("relu", "[f8e4m3fn]scale", "amax"):
         assert op in entry.graph
+
+
+def test_options_of_explain_win_over_those_of_the_function() -> None:
+    fast = xla_fp8.jit(wide_layer, target="a100")
+    assert xla_fp8.explain(fast)(*tensors()).rewritten == []
+    assert len(xla_fp8.explain(fast, target="h100")(*tensors()).rewritten) == 1
+
+
+def test_a_functions_own_report_attribute_is_left_alone() -> None:
+    class Model:
+        report = "mine"
+
+        def __call__(self, x8: jax.Array, w8: jax.Array) -> jax.Array:
+            return wide_layer(x8, w8)
+
+    assert len(xla_fp8.explain(Model())(*tensors()).rewritten) == 1
+
+
+def test_convolution_that_must_stay_is_warned_of_and_refused() -> None:
+    from jax.experimental.xla_metadata import set_xla_metadata
+
+    def fn(x8: jax.Array, w8: jax.Array) -> jax.Array:
+        with set_xla_metadata(key="value"):
+            return wide_layer(x8, w8)
+
+    with pytest.warns(xla_fp8.FallbackWarning, match=r"programs\.py:\d+ runs as plain JAX: it stands under") as caught:
+        report = xla_fp8.explain(fn)(*tensors())
+    assert len(caught) == 1
+    assert [entry.rule for entry in report.refused_fp8] == ["not-plain"]
+    with pytest.warns(xla_fp8.FallbackWarning), pytest.raises(xla_fp8.NotRewrittenError, match="set_xla_metadata"):
+        xla_fp8.jit(fn, strict=True)(*tensors())

@@ -271,3 +271,27 @@ def test_inputs_of_all_kinds_under_grad() -> None:
 
     args = (jnp.float32(0.1), jnp.int32(3), jax.random.key(0))
     assert_close(jax.grad(xla_fp8.jit(fn))(*args), jax.grad(fn)(*args), rtol=1e-3)
+
+
+def test_collectives_over_a_vmapped_axis() -> None:
+    def fn(x8: jax.Array) -> jax.Array:
+        y = wide_layer(x8, W8)
+        return y - lax.pmean(y, "i")
+
+    batch = jnp.stack([X8, X8[::-1]])
+    wanted = jax.vmap(fn, axis_name="i")(batch)
+    assert_close(jax.vmap(xla_fp8.rewrite(fn), axis_name="i")(batch), wanted)
+    assert_close(xla_fp8.jit(jax.vmap(fn, axis_name="i"))(batch), wanted)
+
+
+def test_checkify_and_custom_transforms_see_plain_equations() -> None:
+    from jax.experimental import checkify
+
+    def fn(x8: jax.Array, w8: jax.Array) -> jax.Array:
+        y = wide_layer(x8, w8)
+        checkify.check(jnp.isfinite(y).all(), "not finite")
+        return y
+
+    error, got = jax.jit(checkify.checkify(xla_fp8.rewrite(fn)))(X8, W8)
+    error.throw()
+    assert_close(got, wide_layer(X8, W8))

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from xla_fp8.api.rewrite import rewrite
+from xla_fp8.api.rewrite import ReportMethod, rewrite
 from xla_fp8.report import Report
 
 
@@ -25,11 +25,22 @@ def explain(fn: Callable[..., Any], **kwargs: Any) -> Callable[..., Report]:
     Raises:
         As `rewrite`.
     """
-    existing = getattr(fn, "report", None)
-    report: Callable[..., Report] = existing if callable(existing) and not kwargs else rewrite(fn, **kwargs).report  # type: ignore[attr-defined]
+    report = _report_of(fn)
+    if report is None or kwargs:
+        original = fn
+        while _report_of(original) is not None:  # its own options do not count here
+            original = original.__wrapped__  # type: ignore[attr-defined]
+        report = _report_of(rewrite(original, **kwargs))
+    assert report is not None
 
     @functools.wraps(fn)
     def explained(*args: Any, **kwargs: Any) -> Report:
         return report(*args, **kwargs)
 
     return explained
+
+
+def _report_of(fn: Callable[..., Any]) -> ReportMethod | None:
+    """The `report` of a function that `rewrite` or `jit` made; None for any other, whatever attributes it has."""
+    report = getattr(fn, "report", None)
+    return report if isinstance(report, ReportMethod) else None

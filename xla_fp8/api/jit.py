@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from xla_fp8.api.rewrite import make_options, rewrite
+from xla_fp8.api.rewrite import ReportMethod, make_options, rewrite
 from xla_fp8.report import Report
 from xla_fp8.tracing.reporting import report_of
 
@@ -25,7 +25,7 @@ def jit(fn: Callable[..., Any] | None = None, /, **kwargs: Any) -> Any:
 
     Returns:
         What `jax.jit` returns: calls cost the same, and `lower`, `trace`, `eval_shape` and `clear_cache` are there. It
-        has a `report(*args)` besides: the report for arguments like these.
+        has a `report(*args)` besides: the report for arguments like these (arrays or `jax.ShapeDtypeStruct`s).
 
     Raises:
         As `rewrite`; TypeError for a keyword that neither knows.
@@ -36,9 +36,8 @@ def jit(fn: Callable[..., Any] | None = None, /, **kwargs: Any) -> Any:
     jitted = jax.jit(rewrite(fn, **ours), **kwargs)
     options = make_options(**{name: value for name, value in ours.items() if name != "report"})
 
-    def report(*args: Any, **kwargs: Any) -> Report:
-        """The report for arguments like these (arrays or ShapeDtypeStructs, and the static arguments)."""
+    def report_for(*args: Any, **kwargs: Any) -> Report:
         return report_of(jitted.trace(*args, **kwargs).jaxpr, options)
 
-    jitted.report = report  # type: ignore[attr-defined]
+    jitted.report = ReportMethod(report_for)  # type: ignore[attr-defined]
     return jitted

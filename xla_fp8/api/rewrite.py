@@ -69,6 +69,8 @@ def rewrite(
 
     @functools.wraps(fn)
     def rewritten(*args: Any, **kwargs: Any) -> Any:
+        if jax.config.jax_disable_jit:
+            return fn(*args, **kwargs)
         call = _Call.of(fn, flat_functions, args, kwargs)
         try:
             jaxpr, out_tree = call.trace()
@@ -94,12 +96,21 @@ def rewrite(
         return jax.tree.unflatten(out_tree, core.jaxpr_as_fun(changed)(*call.arrays))
 
     def report_for(*args: Any, **kwargs: Any) -> Report:
-        """The report for arguments like these."""
         jaxpr, _ = _Call.of(fn, flat_functions, args, kwargs).trace()
         return report_of(cut_closed(jaxpr, options), options)
 
-    rewritten.report = report_for  # type: ignore[attr-defined]
+    rewritten.report = ReportMethod(report_for)  # type: ignore[attr-defined]
     return rewritten
+
+
+@dataclasses.dataclass(frozen=True)
+class ReportMethod:
+    """The `report` of a rewritten or jitted function: called like the function, it returns the report."""
+
+    report_for: Callable[..., Report]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Report:
+        return self.report_for(*args, **kwargs)
 
 
 def make_options(

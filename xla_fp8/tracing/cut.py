@@ -8,6 +8,7 @@ cut in turn.
 
 from __future__ import annotations
 
+import dataclasses
 import heapq
 import itertools
 from collections.abc import Callable, Iterable, Sequence
@@ -16,6 +17,7 @@ from typing import Any
 from xla_fp8 import _jax_compat
 from xla_fp8.tracing.equations import (
     BODIES,
+    CHAIN,
     CONTRACTIONS,
     DERIVATIVE_RULES,
     Equation,
@@ -32,53 +34,64 @@ from xla_fp8.tracing.inline import inline_calls, substituted
 REGION = "xla_fp8_region"
 """How the name of the primitive starts that a region is an equation of."""
 
-MakeRegion = Callable[[Jaxpr, list[Any], list[Any], Equation], Equation]
-"""Makes a region's equation of its closed jaxpr, inputs and outputs, and an equation to take the source from."""
 
+@dataclasses.dataclass(frozen=True)
+class Hooks:
+    """What a cut does with what it finds.
 
-def cut(jaxpr: Jaxpr, make_region: MakeRegion, rewrite_rule: Callable[[Equation], Equation]) -> Jaxpr:
-    """`jaxpr`, open or closed as it was, with its FP8 chains in regions; `jaxpr` itself where it has none.
-
-    Args:
-        make_region: see MakeRegion.
-        rewrite_rule: called with each custom_vjp equation, to rewrite its derivative rule.
+    Attributes:
+        make_region: makes a region's equation of its closed jaxpr, inputs and outputs, and an equation to take the
+            source from.
+        rewrite_rule: given a custom_vjp equation, returns it with its derivative rule rewritten.
+        refuse: told of each FP8 convolution or dot that must stay with JAX.
     """
+
+    make_region: Callable[[Jaxpr, list[Any], list[Any], Equation], Equation]
+    rewrite_rule: Callable[[Equation], Equation]
+    refuse: Callable[[Equation], None]
+
+
+def cut(jaxpr: Jaxpr, hooks: Hooks) -> Jaxpr:
+    """`jaxpr`, open or closed as it was, with its FP8 chains in regions; `jaxpr` itself where it has none."""
     if not mentions_fp8(jaxpr):
         return jaxpr
     inner = _jax_compat.open_jaxpr(jaxpr)
     substitution: dict[Any, Any] = {}
     equations = [
-        rewrite_rule(equation) if equation.primitive.name == "custom_vjp_call" else equation
+        hooks.rewrite_rule(equation) if equation.primitive.name == "custom_vjp_call" else equation
         for equation in inline_calls(inner.eqns, substitution)
     ]
     outvars = substituted(inner.outvars, substitution)
-    flow = _DataFlow(equations)
-    seeds = [i for i, equation in enumerate(equations) if flow.is_seed(i) and is_plain(equation)]
+    flow = DataFlow(equations)
+    seeds = []
+    for i, equation in enumerate(equations):
+        if flow.is_seed(i):
+            if is_plain(equation):
+                seeds.append(i)
+            elif equation.primitive.name in CONTRACTIONS:
+                hooks.refuse(equation)
     members = _members(flow, seeds)
     equations = [
-        equation if i in members else _with_cut_bodies(equation, make_region, rewrite_rule)
-        for i, equation in enumerate(equations)
+        equation if i in members else _with_cut_bodies(equation, hooks) for i, equation in enumerate(equations)
     ]
     groups = _convex_groups(flow, members, seeds)
-    regions = {group[0]: _region(flow, group, members, outvars, make_region) for group in groups}
+    regions = {group[0]: _region(flow, group, members, outvars, hooks) for group in groups}
     ordered = _contracted(equations, flow, groups, regions)
     return _jax_compat.with_equations(jaxpr, _without_unused(ordered, equations, outvars), outvars)
 
 
-def _with_cut_bodies(
-    equation: Equation, make_region: MakeRegion, rewrite_rule: Callable[[Equation], Equation]
-) -> Equation:
+def _with_cut_bodies(equation: Equation, hooks: Hooks) -> Equation:
     params = dict(equation.params)
     for name in BODIES.get(equation.primitive.name, ()):
         value = params.get(name)
         if isinstance(value, (tuple, list)):
-            params[name] = type(value)(cut(body, make_region, rewrite_rule) for body in value)
+            params[name] = type(value)(cut(body, hooks) for body in value)
         elif value is not None:
-            params[name] = cut(value, make_region, rewrite_rule)
+            params[name] = cut(value, hooks)
     return equation.replace(params=params)
 
 
-class _DataFlow:
+class DataFlow:
     """Who makes and who reads each variable of a list of equations, by index."""
 
     def __init__(self, equations: Sequence[Equation]) -> None:
@@ -102,7 +115,9 @@ class _DataFlow:
         """Variables that hold an FP8 tensor, or what a chain made of one."""
         found: set[Any] = set()
         for i, equation in enumerate(self.equations):
-            fed = self.chain[i] and any(self.holds_fp8(atom, found) for atom in equation.invars)
+            # By name: a chain of symbolic shapes, which no region takes, is one all the same.
+            passes_on = self.chain[i] or equation.primitive.name in CHAIN
+            fed = passes_on and any(self.holds_fp8(atom, found) for atom in equation.invars)
             found.update(v for v in equation.outvars if fed or is_fp8(v.aval))
             # A call that quantizes and dequantizes within itself ("fake quantization").
             if self.chain[i] and any(mentions_fp8(body) for body in bodies(equation)):
@@ -124,11 +139,11 @@ class _DataFlow:
 
 
 def _has_seed(jaxpr: Jaxpr) -> bool:
-    flow = _DataFlow(list(inline_calls(_jax_compat.open_jaxpr(jaxpr).eqns)))
+    flow = DataFlow(list(inline_calls(_jax_compat.open_jaxpr(jaxpr).eqns)))
     return any(flow.is_seed(i) for i in range(len(flow.equations)))
 
 
-def _members(flow: _DataFlow, seeds: Iterable[int]) -> set[int]:
+def _members(flow: DataFlow, seeds: Iterable[int]) -> set[int]:
     """The seeds and their epilogues."""
     members: set[int] = set()
     pending = list(seeds)
@@ -143,7 +158,7 @@ def _members(flow: _DataFlow, seeds: Iterable[int]) -> set[int]:
     return members
 
 
-def _with_operands(flow: _DataFlow, group: Sequence[int], members: set[int]) -> list[int]:
+def _with_operands(flow: DataFlow, group: Sequence[int], members: set[int]) -> list[int]:
     """A group with what makes its operands out of FP8 tensors and scalars, in program order.
 
     These equations are cheap, and others may read their results or the same group may not hold them (they depend on
@@ -163,7 +178,7 @@ def _with_operands(flow: _DataFlow, group: Sequence[int], members: set[int]) -> 
     return sorted(taken)
 
 
-def _is_worth_taking(flow: _DataFlow, producer: int, atom: Any) -> bool:
+def _is_worth_taking(flow: DataFlow, producer: int, atom: Any) -> bool:
     """Whether a matcher needs to see how an operand is made: dequantization, broadcasts, constants."""
     equation = flow.equations[producer]
     return (
@@ -173,7 +188,7 @@ def _is_worth_taking(flow: _DataFlow, producer: int, atom: Any) -> bool:
     )
 
 
-def _convex_groups(flow: _DataFlow, members: set[int], seeds: Iterable[int]) -> list[list[int]]:
+def _convex_groups(flow: DataFlow, members: set[int], seeds: Iterable[int]) -> list[list[int]]:
     """Splits `members` into connected groups that each have a seed, with no path from a group through outside into it.
 
     Each equation gets a level: that of its predecessors, one more where a path from a member enters the members again
@@ -205,7 +220,7 @@ def _convex_groups(flow: _DataFlow, members: set[int], seeds: Iterable[int]) -> 
 
 
 def _contracted(
-    equations: Sequence[Equation], flow: _DataFlow, groups: Sequence[Sequence[int]], regions: dict[int, Equation]
+    equations: Sequence[Equation], flow: DataFlow, groups: Sequence[Sequence[int]], regions: dict[int, Equation]
 ) -> list[Equation]:
     """The equations with each group as one, in an order in which everything is made before it is read.
 
@@ -234,9 +249,7 @@ def _contracted(
     return ordered
 
 
-def _region(
-    flow: _DataFlow, group: Sequence[int], members: set[int], outvars: Iterable[Any], make_region: MakeRegion
-) -> Equation:
+def _region(flow: DataFlow, group: Sequence[int], members: set[int], outvars: Iterable[Any], hooks: Hooks) -> Equation:
     own = set(group)
     equations = [flow.equations[i] for i in _with_operands(flow, group, members)]
     made = {variable for equation in equations for variable in equation.outvars}
@@ -251,7 +264,7 @@ def _region(
     ]
     closed = _jax_compat.close_equations(inputs, outputs, equations, REGION)
     contraction = next(e for e in equations if e.primitive.name in CONTRACTIONS | DERIVATIVE_RULES)
-    return make_region(closed, inputs, outputs, contraction)
+    return hooks.make_region(closed, inputs, outputs, contraction)
 
 
 def _without_unused(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
+import jax
+import numpy as np
 from jax.extend import core
 
 from xla_fp8 import _jax_compat
@@ -65,7 +68,12 @@ Variable = Any
 
 def is_fp8(aval: Any) -> bool:
     """Whether a value is an FP8 tensor."""
-    return str(getattr(aval, "dtype", "")).startswith("float8")
+    return hasattr(aval, "dtype") and _is_fp8_type(aval.dtype)
+
+
+@functools.cache
+def _is_fp8_type(dtype: Any) -> bool:
+    return str(dtype).startswith("float8")
 
 
 def bodies(equation: Equation) -> Iterator[Jaxpr]:
@@ -90,6 +98,17 @@ def mentions_fp8(jaxpr: Jaxpr) -> bool:
 def is_plain(equation: Equation) -> bool:
     """Whether an equation may go through HLO text, with all that is in it."""
     return _consists_of(equation, PLAIN)
+
+
+def why_not_plain(equation: Equation) -> str:
+    """Why a convolution or dot that `is_plain` denies must stay with JAX."""
+    if _jax_compat.has_own_context(equation):
+        return "it stands under compute_on or set_xla_metadata, which HLO text would lose"
+    if equation.params.get("out_sharding") is not None:
+        return "it has an out_sharding, which is the partitioner's business"
+    if not all(_is_ordinary(variable.aval) for variable in (*equation.invars, *equation.outvars)):
+        return "its shapes are not static"
+    return "it is a call with operations inside that must stay with JAX"
 
 
 def is_chain(equation: Equation) -> bool:
@@ -118,13 +137,12 @@ def _consists_of(equation: Equation, primitives: frozenset[str]) -> bool:
 
 def _is_ordinary(aval: Any) -> bool:
     """Whether a value is an array of static shape and of a type that HLO has (a typed random key is not)."""
-    return (
-        hasattr(aval, "shape")
-        and all(isinstance(size, int) for size in aval.shape)
-        and str(aval.dtype) not in ("float0",)
-        and hasattr(aval.dtype, "itemsize")
-        and not str(aval.dtype).startswith("key<")
-    )
+    return hasattr(aval, "shape") and all(isinstance(size, int) for size in aval.shape) and _is_hlo_type(aval.dtype)
+
+
+@functools.cache
+def _is_hlo_type(dtype: Any) -> bool:
+    return isinstance(dtype, np.dtype) and dtype != jax.dtypes.float0
 
 
 def is_literal(atom: Any) -> bool:

@@ -7,6 +7,7 @@ result again, so that the batched function, the tangent function and its transpo
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,8 +17,10 @@ from jax.interpreters import ad, batching
 
 from xla_fp8 import _jax_compat
 from xla_fp8.backends.registry import backends_for, platform_name
-from xla_fp8.tracing.cut import REGION, cut
-from xla_fp8.tracing.equations import Equation, Jaxpr
+from xla_fp8.tracing.cut import REGION, Hooks, cut
+from xla_fp8.tracing.equations import Equation, Jaxpr, why_not_plain
+from xla_fp8.tracing.errors import FallbackWarning
+from xla_fp8.tracing.inline import flat
 from xla_fp8.tracing.options import Options
 
 region_p = core.Primitive(REGION)
@@ -46,7 +49,15 @@ def cut_jaxpr(jaxpr: Jaxpr, options: Options) -> Jaxpr:
             source.ctx,
         )
 
-    return cut(jaxpr, make_region, lambda equation: _with_cut_rule(equation, options))
+    def refuse(equation: Equation) -> None:
+        where = _jax_compat.equation_source(equation) or equation.primitive.name
+        warnings.warn(
+            f"xla_fp8: the FP8 {equation.primitive.name} at {where} runs as plain JAX: {why_not_plain(equation)}",
+            FallbackWarning,
+            stacklevel=2,
+        )
+
+    return cut(jaxpr, Hooks(make_region, lambda equation: _with_cut_rule(equation, options), refuse))
 
 
 def evaluate(jaxpr: Jaxpr, options: Options, arguments: Sequence[Any]) -> list[Any]:
@@ -70,6 +81,8 @@ def _abstract_eval(*_: Any, jaxpr: Jaxpr, options: Options) -> Sequence[Any]:
 
 
 def _impl(primitive: Any, *arguments: Any, jaxpr: Jaxpr, options: Options) -> list[Any]:
+    if jax.config.jax_disable_jit:  # operation by operation is what the user asked for
+        return _jax_compat.evaluate_equations(flat(jaxpr), arguments)
     return list(_compiled(jaxpr, primitive, options)(*arguments))
 
 

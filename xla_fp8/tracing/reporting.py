@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import jax
 
@@ -12,7 +11,8 @@ from xla_fp8.backends.registry import platform_name
 from xla_fp8.errors import XlaFp8Error
 from xla_fp8.report import Entry, PassTiming, Report
 from xla_fp8.target import Target
-from xla_fp8.tracing.equations import CONTRACTIONS, Equation, Jaxpr, bodies, is_fp8
+from xla_fp8.tracing.cut import DataFlow
+from xla_fp8.tracing.equations import CONTRACTIONS, Equation, Jaxpr, bodies, why_not_plain
 from xla_fp8.tracing.errors import NotRewrittenError
 from xla_fp8.tracing.options import Options
 from xla_fp8.tracing.region import is_region
@@ -46,11 +46,13 @@ def check_strict(report: Report) -> None:
 
 
 def _collect(jaxpr: Jaxpr, options: Options, platform: str, report: Report) -> None:
-    for equation in _jax_compat.open_jaxpr(jaxpr).eqns:
+    equations = _jax_compat.open_jaxpr(jaxpr).eqns
+    flow = DataFlow(equations)
+    for i, equation in enumerate(equations):
         if is_region(equation):
             _collect_region(equation, platform, report)
         elif equation.primitive.name in CONTRACTIONS:
-            report.refused.append(_outside(equation))
+            report.refused.append(_outside(equation, flow.is_seed(i)))
         for body in bodies(equation):
             _collect(body, options, platform, report)
 
@@ -62,10 +64,9 @@ def _collect_region(equation: Equation, platform: str, report: Report) -> None:
     except XlaFp8Error as error:
         report.refused.append(
             dataclasses.replace(
-                _outside(equation, jaxpr),
+                _outside(equation, True),
                 reason=f"the passes failed: {error}",
                 advice="this is a bug of xla_fp8: the region runs as plain JAX",
-                is_fp8=True,
                 rule="failed",
             )
         )
@@ -85,16 +86,14 @@ def _added(timings: list[PassTiming], more: list[PassTiming]) -> list[PassTiming
     return list(sums.values())
 
 
-def _outside(equation: Equation, region: Any = None) -> Entry:
-    """The entry of a convolution or dot that no region has."""
-    op = _OPS.get(equation.primitive.name, "convolution")
-    fed = any(is_fp8(atom.aval) for atom in equation.invars)
+def _outside(equation: Equation, fed: bool) -> Entry:
+    """The entry of a convolution or dot that no region has, or of a region that failed."""
     return Entry(
-        instruction=equation.primitive.name if region is None else "xla_fp8_region",
-        op=op,
+        instruction=equation.primitive.name,
+        op=_OPS.get(equation.primitive.name, "convolution"),
         source=_jax_compat.equation_source(equation),
-        reason="no FP8 tensor feeds it" if not fed else "it has parameters that must stay with JAX, such as a sharding",
-        advice="" if not fed else "leave out_sharding out",
+        reason=why_not_plain(equation) if fed else "no FP8 tensor feeds it",
+        advice="keep it free of these" if fed else "",
         is_fp8=fed,
         rule="not-fp8" if not fed else "not-plain",
     )
