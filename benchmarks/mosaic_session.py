@@ -15,8 +15,8 @@ Items, each named; `--only` takes comma-separated parts of names, `--skip` likew
 
 Each item adds one entry to the JSON file as soon as it is done, so that a session that is cut short loses nothing; with
 `--done FILE` entries of an earlier file are not measured again. An item that hangs is recorded, and the process starts
-over without it. Times are device-bound: eight calls on eight inputs inside one jit, several runs enqueued, the median of
-three.
+over without it. Times are device-bound: eight calls on eight inputs inside one jit, several runs enqueued, the median
+of three.
 """
 
 from __future__ import annotations
@@ -801,7 +801,8 @@ def table(entries: dict[str, Any]) -> str:
             line += f"  {ceiling / row['best_us']:.0%} of cuBLASLt"
         lines.append(f"{line}  heuristic +{row['heuristic_us'] / row['best_us'] - 1:.0%}  {row['best_config']}")
     lines += [
-        f"geometric mean vs XLA {kind}: {statistics.geometric_mean(found):.2f} over {len(found)} shapes, least {min(found):.2f}"
+        f"geometric mean vs XLA {kind}: {statistics.geometric_mean(found):.2f} over {len(found)} shapes, "
+        f"least {min(found):.2f}"
         for kind, found in ratios.items()
         if found
     ]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from xla_fp8.backends.mosaic import configs
 from xla_fp8.backends.mosaic.configs import Config
@@ -52,12 +53,13 @@ class MosaicBackend:
             return plan
         if not self._generate(plan):
             return No(
-                f"no tile fits the shared memory of a multiprocessor beside what the graph {call.graph} reads and stores"
+                "no tile fits the shared memory of a multiprocessor beside what the graph "
+                f"{call.graph} reads and stores"
             )
         return Yes()
 
     def configs(self, call: GraphCall, target: Target) -> Sequence[Config]:
-        """Tile sizes for the call, the one that the model of `configs` prefers first. Empty where it is not supported."""
+        """Tile sizes for the call, the one that the model of `configs` prefers first. Empty where not supported."""
         plan = _plan(call)
         return () if isinstance(plan, No) else self._generate(plan)
 
@@ -106,7 +108,7 @@ def _plan(call: GraphCall) -> _Plan | No:
 
 
 def _mixes_types() -> bool:
-    return jax.__version_info__ >= (0, 11)
+    return tuple(jax.__version_info__) >= (0, 11)
 
 
 def _run(call: GraphCall, plan: _Plan, config: Config, *operands: jax.Array) -> tuple[jax.Array, ...]:
@@ -138,7 +140,7 @@ def _run(call: GraphCall, plan: _Plan, config: Config, *operands: jax.Array) -> 
     return tuple(results)
 
 
-def _dtype(type: str) -> object:
+def _dtype(type: str) -> np.dtype[Any]:
     from xla_fp8.hlo.literal import numpy_dtype
 
     return numpy_dtype(type)

@@ -1,9 +1,9 @@
 """How a problem is cut: the tile sizes that make sense for a shape, pruned by what the machine holds, best guess first.
 
 A config costs shared memory (the pipeline's stages and the staging buffers of the epilogue) and registers (the
-accumulator). What is left is ranked by a model of the time: waves of tiles over the multiprocessors, each tile a number of
-steps that take as long as the slower of tensor core and copy engine, then an epilogue that nothing hides. The model is
-only good for an order; the autotuner times the first few.
+accumulator). What is left is ranked by a model of the time: waves of tiles over the multiprocessors, each tile a number
+of steps that take as long as the slower of tensor core and copy engine, then an epilogue that nothing hides. The model
+is only good for an order; the autotuner times the first few.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ class Config:
         tile_channels: BK, input channels of a step: 32, 64 or 128 bytes, which is also the swizzle.
         stages: steps that the copies run ahead.
         delay: matrix multiplies in flight while the next step is awaited.
-        promote: add the accumulator to f32 registers after each step. The tensor core keeps fewer bits than f32 in a sum
-            of FP8 products; with this, outputs equal the f32 reference, at about 80% of the speed.
+        promote: add the accumulator to f32 registers after each step. The tensor core keeps fewer bits than f32 in a
+            sum of FP8 products; with this, outputs equal the f32 reference, at about 80% of the speed.
         pieces: column blocks that share one accumulator, one after the other, where `promote` is set: the f32 sums of a
             wide tile leave no registers for an accumulator of the same size.
-        splits: parts into which the reduction of each tile is cut, so that a small output keeps the whole machine busy. The
-            kernel then stores f32 sums, and XLA adds them and runs the epilogue. Divides the number of steps.
+        splits: parts into which the reduction of each tile is cut, so that a small output keeps the whole machine busy.
+            The kernel then stores f32 sums, and XLA adds them and runs the epilogue. Divides the number of steps.
     """
 
     tile_images: int

@@ -1,7 +1,7 @@
 """The graph string as code on the accumulator: everything behind the convolution, in one pass, in f32.
 
-`Epilogue` says what the kernel has to bring (scalars, vectors, tensors) and to store (tensors, amax); `evaluate` computes a
-block of it. Values are what `xla_fp8.backends.reference` computes, up to the rounding of f32:
+`Epilogue` says what the kernel has to bring (scalars, vectors, tensors) and to store (tensors, amax); `evaluate`
+computes a block of it. Values are what `xla_fp8.backends.reference` computes, up to the rounding of f32:
 
 - scales in a row are multiplied first and applied once, and `invscale` multiplies by the reciprocal;
 - elu is written with tanh, exp(a) - 1 = 2 t / (1 - t) for t = tanh(a / 2), which keeps its digits near 0;
@@ -140,7 +140,7 @@ class _Value:
 
 def _saturating(value: jax.Array, dtype: Any) -> jax.Array:
     if jnp.dtype(dtype).itemsize == 1:
-        largest = float(jnp.finfo(dtype).max)
+        largest = float(jnp.finfo(dtype).max)  # type: ignore[no-untyped-call]
         value = jnp.clip(value, -largest, largest)
     return value.astype(dtype)
 

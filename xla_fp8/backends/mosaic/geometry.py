@@ -19,11 +19,11 @@ so one TMA copy fetches it, and the copy engine writes zeros for what lies outsi
 the borders, the tail of the channels.
 
 With strides (SH, SW), neighbouring outputs see inputs SH rows apart. The input is then viewed as
-[N, H / SH, SH, W / SW, SW * C]: row h is (h // SH, h % SH), and column w the w // SW-th, at channel (w % SW) * C. For one
-tap all rows of the tile have the same h % SH, so the box is dense again.
+[N, H / SH, SH, W / SW, SW * C]: row h is (h // SH, h % SH), and column w the w // SW-th, at channel (w % SW) * C. For
+one tap all rows of the tile have the same h % SH, so the box is dense again.
 
-A grid too small to fill the machine is split along the reduction: `splits` tiles share one place in the output, each with
-its part of the steps, and store f32 sums one behind the other, [splits, N, OH, OW, K].
+A grid too small to fill the machine is split along the reduction: `splits` tiles share one place in the output, each
+with its part of the steps, and store f32 sums one behind the other, [splits, N, OH, OW, K].
 
 Tests run this file with numpy against a convolution.
 """

@@ -4,27 +4,29 @@
 `blocks`-th tile (a persistent grid):
 
     producer    for each step: wait until the stage is empty; copy the input box and the filter rows into it (TMA).
-    consumers   (two, each with half of the tile's pixels) for each step: wait until the stage is full; multiply (wgmma);
-                release the stage whose multiplication has ended. Then the epilogue, while the producer runs ahead.
+    consumers   (two, each with half of the tile's pixels) for each step: wait until the stage is full; multiply
+                (wgmma); release the stage whose multiplication has ended. Then the epilogue, while the producer
+                runs ahead.
 
                  +--------------------- shared memory ----------------------+
-      input  --> | stage 0 | stage 1 | ...   each BM x BK and BN x BK bytes  | --> tensor core --> accumulator (registers)
+      input  --> | stage 0 | stage 1 | ...   each BM x BK and BN x BK bytes  | --> tensor core --> accumulator
       filter --> |                                                          |                           |
       sides  --> | side blocks  (2 consumers x slots x BM/2 x columns)       | --> epilogue <------------+
       output <-- | output blocks (2 consumers x slots x BM/2 x columns)      | <--    |
                  +----------------------------------------------------------+
 
 Two views of the same bytes. The tensor core wants a tile of pixels x BK in 8-row groups, swizzled, which Mosaic calls
-TilingTransform((8, BK)) + SwizzleTransform(BK). Put on the target of a copy, the tiling would force the box to start at a
-multiple of 8 pixels, because the copy's offset is split with // and % (a shifted box would silently read other pixels). But
-rows of exactly BK bytes lie in the same order in both views, so shared memory is a RefUnion: flat and swizzled, in the
-shape of the box, for the copies; tiled, two-dimensional, for the tensor core and the registers.
+TilingTransform((8, BK)) + SwizzleTransform(BK). Put on the target of a copy, the tiling would force the box to start at
+a multiple of 8 pixels, because the copy's offset is split with // and % (a shifted box would silently read other
+pixels). But rows of exactly BK bytes lie in the same order in both views, so shared memory is a RefUnion: flat and
+swizzled, in the shape of the box, for the copies; tiled, two-dimensional, for the tensor core and the registers.
 
-The epilogue goes over the tile in blocks of columns (output channels), each staged in shared memory and stored by TMA, which
-leaves out what lies outside the output. Side tensors come the same way, the first blocks asked for before the reduction.
+The epilogue goes over the tile in blocks of columns (output channels), each staged in shared memory and stored by TMA,
+which leaves out what lies outside the output. Side tensors come the same way, the first blocks asked for before the
+reduction.
 
-amax: each consumer keeps the largest value of every row in registers over all its tiles (pixels and channels outside the
-output masked), and writes one number at its end, in turn; `jnp.max` over 2 x blocks numbers does the rest.
+amax: each consumer keeps the largest value of every row in registers over all its tiles (pixels and channels outside
+the output masked), and writes one number at its end, in turn; `jnp.max` over 2 x blocks numbers does the rest.
 """
 
 from __future__ import annotations
@@ -83,8 +85,12 @@ def _run(
     blocks = min(blocks, geometry.tiles)
     kernel = _Kernel(geometry, epilogue, blocks)
     shape = geometry.store_shape
-    tensors = [jax.ShapeDtypeStruct(shape, dtype) for dtype in epilogue.output_dtypes]
-    maxima = [jax.ShapeDtypeStruct((blocks * CONSUMERS,), jnp.float32)] * epilogue.amax_count
+    tensors = [
+        jax.ShapeDtypeStruct(shape, dtype)  # type: ignore[no-untyped-call]
+        for dtype in epilogue.output_dtypes
+    ]
+    maximum = jax.ShapeDtypeStruct((blocks * CONSUMERS,), jnp.float32)  # type: ignore[no-untyped-call]
+    maxima = [maximum] * epilogue.amax_count
     run = plgpu.kernel(
         functools.partial(kernel.entry, input.dtype, filter.dtype),
         out_type=[*tensors, *maxima],
@@ -308,7 +314,7 @@ class _Kernel:
         def release(ordinal: jax.Array) -> None:
             plgpu.barrier_arrive(empty.at[lax.rem(ordinal, c.stages)])
 
-        def in_tensor_core(accumulator: Any) -> jax.Array:
+        def in_tensor_core(accumulator: Any) -> Any:
             @pl.loop(0, steps)
             def _(j: jax.Array) -> None:
                 ordinal, stage = await_stage(j)
@@ -324,7 +330,7 @@ class _Kernel:
                 release(i * steps + steps - 1 - late)
             return accumulator[...]
 
-        def products(stage: jax.Array, piece: int, accumulator: Any) -> jax.Array:
+        def products(stage: jax.Array, piece: int, accumulator: Any) -> Any:
             start(accumulator, stage, piece)
             plgpu.wgmma_wait(0)
             return accumulator[...]
@@ -339,11 +345,12 @@ class _Kernel:
                 new.append(old + step)
             return tuple(new)
 
-        scope = plgpu.ACC(shape, jnp.float32)
+        scope = plgpu.WGMMAAccumulatorRef(shape, jnp.float32)
         if not c.promote:
             return (pl.run_scoped(in_tensor_core, scope),)
         zeros = plgpu.layout_cast(jnp.zeros(shape, jnp.float32), plgpu.Layout.WGMMA)
-        return lax.fori_loop(0, steps, add_step, (zeros,) * c.pieces)
+        sums: tuple[jax.Array, ...] = lax.fori_loop(0, steps, add_step, (zeros,) * c.pieces)
+        return sums
 
     # The epilogue
 
@@ -409,7 +416,7 @@ class _Kernel:
         plgpu.wait_smem_to_gmem(pending, wait_read_only=True)
         for tensor, (tiled, _) in zip(tensors, output_smem, strict=True):
             tiled.at[warpgroup, slot][...] = tensor
-        plgpu.commit_smem()
+        plgpu.commit_smem()  # type: ignore[no-untyped-call]
         for (_, flat), gmem in zip(output_smem, output_gmem, strict=True):
             plgpu.copy_smem_to_gmem(flat.at[warpgroup, slot], gmem.at[self.output_box(origin, column_block)])
 
@@ -432,19 +439,23 @@ class _Kernel:
     ) -> None:
         """Writes the largest value of all rows of each amax, one consumer after the other.
 
-        Pallas gives all warpgroups the same shared memory for a maximum over warps, and orders only the warps of one: two
-        consumers at once read each other's numbers.
+        Pallas gives all warpgroups the same shared memory for a maximum over warps, and orders only the warps of one:
+        two consumers at once read each other's numbers.
         """
-        for consumer in range(CONSUMERS):
 
-            @pl.when(warpgroup == consumer)
-            def _() -> None:
-                if consumer > 0:
-                    plgpu.barrier_wait(turn)
-                for gmem, values in zip(amax_gmem, maxima, strict=True):
-                    gmem[block * CONSUMERS + consumer] = values.max()
-                if consumer < CONSUMERS - 1:
-                    plgpu.barrier_arrive(turn)
+        def write() -> None:
+            for gmem, values in zip(amax_gmem, maxima, strict=True):
+                gmem[block * CONSUMERS + warpgroup] = values.max()
+
+        @pl.when(warpgroup == 0)
+        def _() -> None:
+            write()
+            plgpu.barrier_arrive(turn)
+
+        @pl.when(warpgroup == 1)
+        def _() -> None:
+            plgpu.barrier_wait(turn)
+            write()
 
     def rows_inside(self, origin: Origin) -> jax.Array:
         """Which rows of this consumer's half tile are pixels of the output."""
@@ -452,7 +463,8 @@ class _Kernel:
         row = plgpu.broadcasted_iota(jnp.int32, (self.config.warpgroup_pixels,), 0, layout=plgpu.Layout.WGMMA.reduce(1))
         n, rest = lax.div(row, height * width), lax.rem(row, height * width)
         h, w = lax.div(rest, width), lax.rem(rest, width)
-        return (n < p.batch - origin.n) & (h < p.out_height - origin.h) & (w < p.out_width - origin.w)
+        inside: jax.Array = (n < p.batch - origin.n) & (h < p.out_height - origin.h) & (w < p.out_width - origin.w)
+        return inside
 
     def largest(self, block: jax.Array, origin: Origin, first: int, inside: jax.Array | None) -> jax.Array:
         """The largest value of each row of a block, without what lies outside the output."""
@@ -465,7 +477,7 @@ class _Kernel:
 
 
 def _two_views(leading: tuple[int, ...], box: tuple[int, ...], columns: int, dtype: Any) -> Any:
-    """The same shared memory as [rows, columns] for the tensor core and registers, and as [*box, columns] for copies."""
+    """The same shared memory as [rows, columns] for tensor core and registers, and as [*box, columns] for copies."""
     swizzle = columns * jnp.dtype(dtype).itemsize
     rows = 1
     for extent in box:
@@ -480,6 +492,6 @@ def _two_views(leading: tuple[int, ...], box: tuple[int, ...], columns: int, dty
 def _load(ref: Any, layout: Any) -> jax.Array:
     """`plgpu.load` of a whole ref, whose second parameter JAX 0.10 wants and JAX 0.12 does not have."""
     try:
-        return plgpu.load(ref, layout=layout, optimized=False)
+        return plgpu.load(ref, layout=layout, optimized=False)  # type: ignore[call-arg]
     except TypeError:
         return plgpu.load(ref, (), layout=layout, optimized=False)

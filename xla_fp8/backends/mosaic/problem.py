@@ -29,7 +29,7 @@ class Problem:
         out_height, out_width: OH and OW.
         taps: R and S.
         stride, dilation: of the window.
-        padding: before the first row and column; negative skips rows. What lies behind the last row follows from OH, OW.
+        padding: before the first row and column; negative skips rows. OH, OW say what lies behind the last.
         reversal: whether the window is mirrored, as in an input gradient.
     """
 
@@ -78,7 +78,7 @@ class Problem:
         return 2 * self.pixels * self.features * self.reduction
 
     def flattened(self) -> Problem:
-        """A 1x1 convolution as the matrix product that it is: one row of N * H * W pixels, so that no tile is cut short.
+        """A 1x1 convolution as the matrix product that it is: one row of N * H * W pixels, and no tile is cut short.
 
         Any other convolution as it is.
         """
@@ -113,8 +113,8 @@ def problem_of(call: GraphCall) -> Problem | No:
         first = dims[0]
         if (first.size, first.stride, first.padding_low, first.padding_high) != (1, 1, 0, 0):
             return No(
-                f"the kernel has two spatial dimensions, and this convolution has {len(window)}, of which the first has "
-                "a window larger than 1, a stride or a padding"
+                f"the kernel has two spatial dimensions, and this convolution has {len(window)}, of which the first "
+                "has a window larger than 1, a stride or a padding"
             )
         batch *= in_sizes[0]
         dims, in_sizes, out_sizes = dims[1:], in_sizes[1:], out_sizes[1:]
