@@ -3,8 +3,8 @@
     python benchmarks/jit_overhead.py            # both; the second takes minutes on a small CPU
     python benchmarks/jit_overhead.py --calls    # only the first
 
-Both numbers are ratios from one process. The training step quantizes the operands of every convolution and the cotangent
-in its backward pass, so that its 53 convolutions and their gradients all go through the passes.
+Both numbers are ratios from one process. The training step quantizes the operands of every convolution, and cotangents
+in the backward pass, so that its 53 convolutions and their gradients all go through the passes.
 """
 
 from __future__ import annotations

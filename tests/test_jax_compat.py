@@ -214,6 +214,16 @@ def test_jaxprs_are_differentiated_and_split(closed: jax.extend.core.ClosedJaxpr
     np.testing.assert_allclose(tangent, 2 * np.cos(np.ones(3)), rtol=1e-6)
 
 
+@pytest.mark.parametrize(("saved", "calls"), [(True, 1), (False, 2)])
+def test_checkpoint_asks_the_policy_about_what_a_primitive_stands_for(saved: bool, calls: int) -> None:
+    primitive = jax.extend.core.Primitive("save_test")
+    primitive.def_abstract_eval(lambda x: x)
+    _jax_compat.save_as(primitive, lambda equation: [equation])
+    function = jax.checkpoint(lambda x, y: jnp.sin(primitive.bind(x) * y), policy=lambda *_, **__: saved)
+    text = str(jax.make_jaxpr(jax.grad(function, argnums=1))(1.0, 2.0))
+    assert text.count("save_test") == calls
+
+
 def test_cache_holds_its_first_argument_weakly() -> None:
     class Key:
         pass

@@ -430,6 +430,31 @@ def split_jaxpr(jaxpr: Any, unknown: Sequence[bool], instantiate: Sequence[bool]
     return known, rest, list(unknown_out)
 
 
+def save_as(primitive: Any, stands_for: Callable[[Any], Sequence[Any]]) -> None:
+    """Makes `jax.checkpoint` save or recompute the results of a primitive as its policy says of other equations.
+
+    Args:
+        stands_for: an equation of `primitive` → the equations that the policy is asked about; one to save is enough.
+    """
+    module = "jax._src.interpreters.partial_eval"
+    ensure_enum, saveable_type = _private(module, "ensure_enum"), _private(module, "SaveableType")
+
+    def is_saved(policy: Callable[..., Any], equation: Any) -> bool:
+        answers = (policy(e.primitive, *(atom.aval for atom in e.invars), **e.params) for e in stands_for(equation))
+        return any(isinstance(ensure_enum(answer), saveable_type) for answer in answers)
+
+    def rule(policy: Any, unknown: Sequence[bool], ready: Sequence[bool], equation: Any) -> tuple[Any, ...]:
+        results = len(equation.outvars)
+        needed = [atom for atom, is_ready in zip(equation.invars, ready, strict=True) if not is_ready]
+        if any(unknown):
+            return None, equation, [True] * results, [True] * results, needed
+        if is_saved(policy, equation):
+            return equation, None, [False] * results, [False] * results, []
+        return equation, equation, [False] * results, [True] * results, needed
+
+    _private(module, "partial_eval_jaxpr_custom_rules")[primitive] = rule
+
+
 def weakref_lru_cache(function: Callable[..., Any]) -> Callable[..., Any]:
     """Caches on the identity of the first argument, which is held weakly, and on the others; as JAX caches jaxprs."""
     cached: Callable[..., Any] = _private("jax._src.util", "weakref_lru_cache")(function)

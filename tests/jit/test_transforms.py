@@ -295,3 +295,26 @@ def test_checkify_and_custom_transforms_see_plain_equations() -> None:
     error, got = jax.jit(checkify.checkify(xla_fp8.rewrite(fn)))(X8, W8)
     error.throw()
     assert_close(got, wide_layer(X8, W8))
+
+
+@pytest.mark.parametrize(
+    ("policy", "calls"),
+    [
+        (jax.checkpoint_policies.nothing_saveable, 2),
+        (jax.checkpoint_policies.everything_saveable, 1),
+        (lambda primitive, *_, **__: primitive is lax.conv_general_dilated_p, 1),
+        (lambda primitive, *_, **__: primitive is lax.dot_general_p, 2),
+    ],
+)
+def test_checkpoint_policies_see_the_convolution(policy: Any, calls: int) -> None:
+    def fn(scale: jax.Array, gain: jax.Array) -> jax.Array:
+        return jax.checkpoint(lambda s, g: jnp.sin(jnp.cumsum(wide_layer(X8, W8, s), 1) * g).mean(), policy=policy)(
+            scale, gain
+        )
+
+    args = (jnp.float32(0.001), jnp.float32(0.5))
+    grad = jax.jit(jax.value_and_grad(xla_fp8.rewrite(fn), argnums=1))
+    assert grad.lower(*args).as_text().count("call @xla_fp8_region") == calls
+    assert_close(grad(*args), jax.value_and_grad(fn, argnums=1)(*args), rtol=1e-3)
+    both = jax.grad(xla_fp8.rewrite(fn), argnums=(0, 1))
+    assert_close(jax.jit(both)(*args), jax.grad(fn, argnums=(0, 1))(*args), rtol=1e-3)

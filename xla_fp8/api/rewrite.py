@@ -69,7 +69,7 @@ def rewrite(
 
     @functools.wraps(fn)
     def rewritten(*args: Any, **kwargs: Any) -> Any:
-        if jax.config.jax_disable_jit:
+        if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
             return fn(*args, **kwargs)
         call = _Call.of(fn, flat_functions, args, kwargs)
         try:

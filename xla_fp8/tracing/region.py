@@ -18,7 +18,7 @@ from jax.interpreters import ad, batching
 from xla_fp8 import _jax_compat
 from xla_fp8.backends.registry import backends_for, platform_name
 from xla_fp8.tracing.cut import REGION, Hooks, cut
-from xla_fp8.tracing.equations import Equation, Jaxpr, why_not_plain
+from xla_fp8.tracing.equations import CONTRACTIONS, Equation, Jaxpr, why_not_plain
 from xla_fp8.tracing.errors import FallbackWarning
 from xla_fp8.tracing.inline import flat
 from xla_fp8.tracing.options import Options
@@ -81,7 +81,7 @@ def _abstract_eval(*_: Any, jaxpr: Jaxpr, options: Options) -> Sequence[Any]:
 
 
 def _impl(primitive: Any, *arguments: Any, jaxpr: Jaxpr, options: Options) -> list[Any]:
-    if jax.config.jax_disable_jit:  # operation by operation is what the user asked for
+    if jax.config.jax_disable_jit:  # type: ignore[attr-defined]  # operation by operation is what the user asked for
         return _jax_compat.evaluate_equations(flat(jaxpr), arguments)
     return list(_compiled(jaxpr, primitive, options)(*arguments))
 
@@ -164,6 +164,15 @@ def _transposed(jaxpr: Jaxpr, linear: tuple[bool, ...]) -> Jaxpr:
     return jax.make_jaxpr(transposed)(known_avals, list(jaxpr.out_avals))
 
 
+# jax.checkpoint
+
+
+def _contractions(region: Equation) -> list[Equation]:
+    """What a policy like `dots_saveable` has an opinion about."""
+    equations = _jax_compat.open_jaxpr(flat(region.params["jaxpr"])).eqns
+    return [equation for equation in equations if equation.primitive.name in CONTRACTIONS]
+
+
 for _primitive in (region_p, opaque_region_p):
     _primitive.multiple_results = True
     _primitive.def_abstract_eval(_abstract_eval)  # type: ignore[no-untyped-call]
@@ -171,6 +180,7 @@ for _primitive in (region_p, opaque_region_p):
     batching.primitive_batchers[_primitive] = _batch
     ad.primitive_jvps[_primitive] = _jvp
     ad.primitive_transposes[_primitive] = _transpose
+    _jax_compat.save_as(_primitive, _contractions)
 _jax_compat.require_devices_during_lowering(opaque_region_p)
 
 
