@@ -3,6 +3,7 @@
 #   make lint        ruff, mypy --strict, import-linter
 #   make demo        a real JAX program, dumped, rewritten and explained
 #   make docs-check  links, anchors and Python blocks of the documentation
+#   make validate    tests/hopper on the GPU at hand, and their report: build/validation.md
 #   make bench       the benchmark of the HLO reader and printer, against jaxlib's own
 
 SHELL := /bin/bash
@@ -19,7 +20,7 @@ BIN := $(VENV)/bin
 # passes/ -> xla_fp8.passes of an editable install.
 INSTALLED := build/installed
 
-.PHONY: test lint demo docs-check bench clean
+.PHONY: test lint demo docs-check bench validate clean
 
 test: $(VENV)/.stamp-test
 	$(BIN)/pytest -n auto --maxprocesses=8 --dist=loadgroup $(PYTEST_ARGS)
@@ -37,6 +38,12 @@ demo: $(VENV)/.stamp-base
 
 docs-check: $(VENV)/.stamp-test
 	$(BIN)/pytest tests/test_docs.py
+
+validate: $(VENV)/.stamp-cuda13
+	mkdir -p build/validation
+	XLA_FP8_RESULTS=$(CURDIR)/build/validation/results.jsonl XLA_FP8_SEEDS=0:500 XLA_PYTHON_CLIENT_PREALLOCATE=false \
+		$(BIN)/pytest tests/hopper -m hopper -p no:cacheprovider $(PYTEST_ARGS); \
+		status=$$?; $(BIN)/python benchmarks/validation_report.py build/validation/results.jsonl > build/validation.md; exit $$status
 
 bench: $(VENV)/.stamp-bench
 	$(BIN)/python benchmarks/hlo_io.py

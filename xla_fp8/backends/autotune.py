@@ -32,7 +32,9 @@ from xla_fp8.target import GraphCall, Target
 MODES = ("0", "1", "force")
 CALLS = 8
 """Calls inside one jit, so that what is timed is the device and not the dispatch, which takes 20 to 50 us."""
-_ROUNDS = 5
+_ROUNDS = 3
+_ROUND = 0.01  # seconds that a round should take, so that the first dispatch does not show
+_MOST_RUNS = 20
 _WAIT = 600.0  # seconds that a process waits for another one's choice
 
 AGREEMENT = Tolerance(0.02, fp8_share=0.1, fp8_beyond_share=0.01)
@@ -118,7 +120,7 @@ def tune(backend: Backend, call: GraphCall, configs: Sequence[Config]) -> list[T
 
 
 def device_time(implementation: Implementation, operands: Sequence[Any], calls: int = CALLS) -> float:
-    """Microseconds of one call on the device: the median round of several calls in one jit, one after the other.
+    """Microseconds of one call on the device: several calls in one jit, several runs of it before anything is awaited.
 
     Raises whatever compiling or running raises.
     """
@@ -134,13 +136,17 @@ def device_time(implementation: Implementation, operands: Sequence[Any], calls: 
         return outputs
 
     compiled = jax.jit(chained).lower(*operands).compile()
-    jax.block_until_ready(compiled(*operands))
-    rounds = []
-    for _ in range(_ROUNDS):
+
+    def seconds(runs: int) -> float:
         start = time.perf_counter()
-        jax.block_until_ready(compiled(*operands))
-        rounds.append((time.perf_counter() - start) / calls * 1e6)
-    return statistics.median(rounds)
+        for _ in range(runs):
+            result = compiled(*operands)
+        jax.block_until_ready(result)
+        return (time.perf_counter() - start) / runs
+
+    seconds(1)
+    runs = max(1, min(_MOST_RUNS, int(_ROUND / seconds(1))))
+    return statistics.median(seconds(runs) for _ in range(_ROUNDS)) / calls * 1e6
 
 
 def _tune_and_store(backend: Backend, call: GraphCall, configs: Sequence[Config], key: Mapping[str, str]) -> str:

@@ -1,0 +1,269 @@
+"""Graph calls through cuDNN on a Hopper GPU: every op and type, random graphs, real shapes, every plan."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from xla_fp8 import hlo, passes
+from xla_fp8.backends.cudnn import CudnnBackend, Plan, support
+from xla_fp8.backends.example_calls import POINTWISE, TYPES, graph_call, random_call
+from xla_fp8.graph import FP8_TYPES, graph_of
+from xla_fp8.target import GraphCall, Target
+
+pytestmark = pytest.mark.hopper
+
+Check = Callable[..., None]
+H200 = Target.parse("h200")
+FIXTURES = Path(__file__).resolve().parents[2] / "hlo_fixtures"
+SCALE = "1:[f32]conv();2:[f8e4m3fn]scale(1);"
+FULL = "1:[f32]conv();2:[f32]scale(1);3:[f32]scale(2);4:[f32]relu(3);5:[f8e4m3fn]invscale(4);6:[f32]amax(4);"
+first, _, last = os.environ.get("XLA_FP8_SEEDS", "0:60").partition(":")
+SEEDS = range(int(first), int(last))
+
+
+def test_the_smallest(check: Check) -> None:
+    check(graph_call(SCALE))
+
+
+@pytest.mark.parametrize("op", POINTWISE)
+def test_every_op(op: str, check: Check) -> None:
+    check(graph_call(f"1:[f32]conv();2:[f32]scale(1);3:[f32]{op}(2);4:[f8e4m3fn]scale(3);5:[f32]amax(3);"))
+
+
+@pytest.mark.parametrize("output", TYPES)
+@pytest.mark.parametrize("filter_type", FP8_TYPES)
+@pytest.mark.parametrize("input_type", FP8_TYPES)
+def test_every_mix_of_types(input_type: str, filter_type: str, output: str, check: Check) -> None:
+    check(graph_call(f"1:[f32]conv();2:[{output}]scale(1);3:[f32]amax(2);", types=(input_type, filter_type)))
+
+
+@pytest.mark.parametrize("side", TYPES)
+def test_residuals_of_every_type(side: str, check: Check) -> None:
+    check(graph_call("1:[f32]conv();2:[f32]add(1);3:[f8e4m3fn]scale(2);", side=side))
+
+
+@pytest.mark.parametrize("copied", TYPES)
+def test_copies_of_every_type(copied: str, check: Check) -> None:
+    check(graph_call(f"1:[f32]conv();2:[f32]scale(1);3:[f8e4m3fn]scale(2);4:[{copied}]copy(2);5:[bf16]amax(2);"))
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        "1:[f32]conv();2:[f32]min(1);3:[f32]scale(2);4:[f32]max(3,1);5:[f8e4m3fn]scale(4);",
+        "1:[f32]conv();2:[f32]scale(1);3:[f32]sigmoid(2);4:[f8e4m3fn]add(2,3);",
+        "1:[f32]conv();2:[f8e4m3fn]scale(1);3:[f32]amax(1);4:[f32]amax(2);",
+    ],
+    ids=["leaky_relu", "two_paths", "amax_of_the_output"],
+)
+def test_graphs_with_several_paths(graph: str, check: Check) -> None:
+    check(graph_call(graph))
+
+
+@pytest.mark.parametrize("labels", ["b01f_01io->b01f", "bf01_oi01->bf01", "bf01_01io->fb01"])
+def test_layouts(labels: str, check: Check) -> None:
+    check(graph_call("1:[f32]conv();2:[f32]add(1);3:[f8e4m3fn]bias(2);4:[bf16]copy(2);", labels=labels, batch=3))
+
+
+WINDOWS = {
+    "strided": "{size=3x3 stride=2x2 pad=0_1x0_1}",
+    "dilated": "{size=3x3 pad=2_2x2_2 rhs_dilate=2x2}",
+    "uneven": "{size=3x3 stride=1x3 pad=2_0x0_2}",
+}
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_windows(name: str, check: Check) -> None:
+    check(graph_call(FULL, window=WINDOWS[name]))
+
+
+@pytest.mark.parametrize("image", [(33,), (9, 7), (5, 6, 7)], ids=["1d", "2d", "3d"])
+def test_ranks(image: tuple[int, ...], check: Check) -> None:
+    check(graph_call(FULL, image=image, filter=(3,) * len(image)))
+
+
+@pytest.mark.parametrize("per_group", [4, 8, 16, 33])
+def test_groups(per_group: int, check: Check) -> None:
+    check(graph_call(SCALE, channels=4 * per_group, features=64, groups=4))
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 4, 8, 12, 16, 24, 40, 1000])
+def test_channel_counts(channels: int, check: Check) -> None:
+    check(graph_call(SCALE, channels=channels, features=64))
+    check(graph_call(SCALE, channels=64, features=channels))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_random_graphs(seed: int, check: Check) -> None:
+    call = random_call(seed, largest=64)
+    answer = support(call, H200)
+    if not answer.ok:
+        with pytest.raises(Exception, match=r"no plan|cannot build a plan"):
+            CudnnBackend().lower(call, Plan(""))
+        return
+    check(call)
+
+
+# N, H, W, C, R, K, stride: each different convolution of the network.
+SHAPES = {
+    "resnet50": [
+        (4, 224, 224, 3, 7, 64, 2),
+        (4, 56, 56, 64, 1, 64, 1),
+        (4, 56, 56, 64, 3, 64, 1),
+        (4, 56, 56, 64, 1, 256, 1),
+        (4, 56, 56, 256, 1, 64, 1),
+        (4, 56, 56, 128, 3, 128, 2),
+        (4, 56, 56, 256, 1, 512, 2),
+        (4, 28, 28, 128, 3, 128, 1),
+        (4, 28, 28, 512, 1, 128, 1),
+        (4, 28, 28, 256, 3, 256, 2),
+        (4, 14, 14, 256, 3, 256, 1),
+        (4, 14, 14, 1024, 1, 256, 1),
+        (4, 14, 14, 512, 3, 512, 2),
+        (4, 7, 7, 512, 3, 512, 1),
+        (4, 7, 7, 512, 1, 2048, 1),
+        (4, 7, 7, 2048, 1, 512, 1),
+    ],
+    "vgg16": [
+        (1, 224, 224, 3, 3, 64, 1),
+        (1, 224, 224, 64, 3, 64, 1),
+        (1, 112, 112, 64, 3, 128, 1),
+        (1, 112, 112, 128, 3, 128, 1),
+        (1, 56, 56, 128, 3, 256, 1),
+        (1, 56, 56, 256, 3, 256, 1),
+        (1, 28, 28, 256, 3, 512, 1),
+        (1, 28, 28, 512, 3, 512, 1),
+        (1, 14, 14, 512, 3, 512, 1),
+    ],
+    "unet": [
+        (2, 64, 64, 4, 3, 320, 1),
+        (2, 64, 64, 320, 3, 320, 1),
+        (2, 64, 64, 320, 3, 320, 2),
+        (2, 32, 32, 320, 3, 640, 1),
+        (2, 32, 32, 640, 3, 640, 1),
+        (2, 32, 32, 320, 1, 640, 1),
+        (2, 16, 16, 640, 3, 1280, 1),
+        (2, 16, 16, 1280, 3, 1280, 1),
+        (2, 16, 16, 2560, 3, 1280, 1),
+        (2, 8, 8, 1280, 3, 1280, 1),
+        (2, 64, 64, 960, 3, 320, 1),
+        (2, 64, 64, 320, 3, 4, 1),
+    ],
+}
+
+
+def shaped(graph: str, shape: tuple[int, ...]) -> GraphCall:
+    n, h, w, c, r, k, stride = shape
+    low = (r - 1) // 2 if stride == 1 else max(r - stride, 0) // 2
+    high = r - 1 - low if stride == 1 else max(r - stride, 0) - low
+    window = f"{{size={r}x{r} stride={stride}x{stride} pad={low}_{high}x{low}_{high}}}"
+    return graph_call(graph, batch=n, image=(h, w), channels=c, features=k, filter=(r, r), window=window)
+
+
+@pytest.mark.parametrize(
+    "shape", [s for shapes in SHAPES.values() for s in shapes], ids=lambda s: "x".join(map(str, s))
+)
+def test_real_shapes(shape: tuple[int, ...], check: Check) -> None:
+    check(shaped(FULL, shape))
+
+
+@pytest.mark.parametrize("graph", [SCALE, FULL], ids=["scale", "full"])
+def test_every_plan_computes_the_same(graph: str, check: Check, record_property: Callable[[str, object], None]) -> None:
+    call = graph_call(graph, batch=2, image=(28, 28), channels=128, features=128)
+    names = [str(config) for config in CudnnBackend().configs(call, H200)]
+    assert len(names) > 1
+    unusable = {}
+    for name in names:
+        try:
+            check(call, name)
+        except Exception as error:  # a plan that does not build or agree is what the autotuner drops
+            unusable[name] = str(error)[:300]
+    record_property("plans", names)
+    record_property("unusable", unusable)
+    assert len(unusable) < len(names)
+
+
+def _fixture_calls() -> list[tuple[str, int]]:
+    found = []
+    for path in sorted(FIXTURES.glob("**/*.hlo")):
+        name = path.relative_to(FIXTURES).as_posix()
+        if not name.startswith("dumps/"):
+            found += [(name, index) for index in range(len(_calls_of(name)))]
+    return found
+
+
+def _calls_of(name: str) -> list[GraphCall]:
+    """The graph calls that the pipeline makes of a golden fixture."""
+    try:
+        module = hlo.parse((FIXTURES / name).read_text(), name)
+        passes.run(module, None, "h200", dialect="extended")
+    except hlo.HloError:
+        return []  # it is there to be rejected
+    return [
+        GraphCall(
+            graph,
+            tuple(operand.shape for operand in i.operands),
+            i.shape.tuple_shapes[:-1],
+            i.window,
+            i.dim_labels,
+            i.feature_group_count,
+        )
+        for computation in module.computations
+        for i in computation
+        if (graph := graph_of(i)) is not None
+    ]
+
+
+@pytest.mark.parametrize(("name", "index"), _fixture_calls())
+def test_golden_fixtures(name: str, index: int, check: Check) -> None:
+    call = _calls_of(name)[index]
+    if not support(call, H200).ok:
+        pytest.skip(f"falls back to bf16: {support(call, H200).reason}")
+    check(call)
+
+
+# Values at the edges.
+
+EYE = np.eye(16, dtype=np.float32).reshape(16, 1, 1, 16)
+
+
+@pytest.mark.parametrize("output", ["f8e4m3fn", "f8e5m2", "bf16", "f16", "f32"])
+@pytest.mark.parametrize("scale", [1.0, 0.0, float("inf"), float("nan"), 1e30, 1e-30], ids=str)
+def test_scales_at_the_edge(output: str, scale: float, check: Check) -> None:
+    """Saturation, overflow to infinity, a zero scale, and NaN come out as the reference says."""
+    call = graph_call(
+        f"1:[f32]conv();2:[{output}]scale(1);", batch=1, image=(4, 4), channels=16, features=16, filter=(1, 1)
+    )
+    x = np.linspace(-448, 448, 256).reshape(1, 4, 4, 16)
+    check(call, operands=[*_fp8(x, EYE), np.float32(scale)])
+
+
+@pytest.mark.parametrize("special", [float("nan"), float("inf"), -float("inf")], ids=str)
+@pytest.mark.parametrize("op", ["relu", "elu", "silu", "gelu_tanh", "tanh", "sigmoid", "min", "max"])
+def test_nan_and_infinity_inside(op: str, special: float, check: Check) -> None:
+    """An f32 residual brings a NaN or an infinity into the graph; what the op makes of it, the reference says."""
+    graph = f"1:[f32]conv();2:[f32]add(1);3:[f32]{op}(2);4:[f32]amax(3);"
+    call = graph_call(graph, batch=1, image=(4, 4), channels=16, features=16, filter=(1, 1))
+    residual = np.zeros((1, 4, 4, 16), np.float32)
+    residual[0, 1, 2, 3] = special
+    sides = [residual] + [np.zeros_like(residual)] * (op in ("min", "max"))
+    check(call, operands=[*_fp8(np.ones((1, 4, 4, 16)), EYE), *sides])
+
+
+@pytest.mark.parametrize("graph", ["1:[f32]conv();2:[f32]amax(1);", FULL], ids=["amax", "full"])
+def test_nan_inputs(graph: str, check: Check) -> None:
+    call = graph_call(graph, batch=1, image=(4, 4), channels=16, features=16, filter=(1, 1))
+    x = np.ones((1, 4, 4, 16))
+    x[0, 2, 2, 2] = np.nan
+    check(call, operands=[*_fp8(x, EYE), *[np.float32(1)] * (len(call.operand_shapes) - 2)])
+
+
+def _fp8(*arrays: np.ndarray) -> list[np.ndarray]:
+    import ml_dtypes
+
+    return [array.astype(ml_dtypes.float8_e4m3fn) for array in arrays]

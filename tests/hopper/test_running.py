@@ -1,0 +1,252 @@
+"""How calls run inside programs on a GPU: CUDA graphs, threads, donation, memory, JAX's own cache, many devices."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import xla_fp8
+from xla_fp8.backends.cudnn import CudnnBackend, Plan, device_context, plans
+from xla_fp8.backends.example_calls import graph_call
+from xla_fp8.backends.inputs import random_inputs
+
+pytestmark = pytest.mark.hopper
+
+SCALE = "1:[f32]conv();2:[f8e4m3fn]scale(1);"
+CALL = graph_call(SCALE, batch=4, image=(28, 28), channels=128, features=128)
+
+
+def one(*operands: jax.Array) -> jax.Array:
+    return CudnnBackend().lower(CALL, Plan(""))(*operands)[0]
+
+
+def chain(x: jax.Array, w: jax.Array, s: jax.Array) -> jax.Array:
+    for _ in range(8):
+        x = one(x, w, s)
+    return x
+
+
+def operands() -> list[jax.Array]:
+    x, w, _ = random_inputs(CALL.operand_shapes, seed=3)
+    return [jnp.asarray(x), jnp.asarray(w), jnp.float32(0.01)]
+
+
+def test_eight_in_a_row_are_eight_one_by_one() -> None:
+    x, w, s = operands()
+    whole = jax.jit(chain)(x, w, s)
+    single = jax.jit(one)
+    for _ in range(8):
+        x = single(x, w, s)
+    np.testing.assert_array_equal(np.asarray(whole, np.float32), np.asarray(x, np.float32))
+
+
+def test_a_cuda_graph_calls_python_only_while_it_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = plans.on_device(0)
+    count = 0
+    original = device.run
+
+    def counted(*arguments: Any) -> None:
+        nonlocal count
+        count += 1
+        original(*arguments)
+
+    monkeypatch.setattr(device, "run", counted)
+    function = jax.jit(chain).lower(*operands()).compile()
+    arguments = operands()
+    expected = np.asarray(function(*arguments), np.float32)
+    for _ in range(100):
+        result = function(*arguments)
+    np.testing.assert_array_equal(np.asarray(result, np.float32), expected)
+    assert count < 100, f"{count} calls of Python for 808 convolutions"
+
+
+@pytest.mark.parametrize("flag", ["", "--xla_gpu_enable_command_buffer="], ids=["graphs", "no_graphs"])
+def test_cuda_graphs_on_and_off_give_the_same(flag: str, tmp_path: Path) -> None:
+    x, w, s = operands()
+    expected = np.asarray(jax.jit(chain)(x, w, s), np.float32)
+    script = tmp_path / "run.py"
+    script.write_text(f"import runpy, sys\nm = runpy.run_path({__file__!r})\n" + _SCRIPT)
+    environment = {
+        **os.environ,
+        "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip(),
+        "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+    }
+    done = subprocess.run(
+        [sys.executable, str(script), str(tmp_path / "y.npy")],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    np.testing.assert_array_equal(np.load(tmp_path / "y.npy"), expected)
+
+
+_SCRIPT = """
+import jax, numpy as np
+y = jax.jit(m["chain"])(*m["operands"]())
+np.save(sys.argv[1], np.asarray(y, np.float32))
+"""
+
+
+def test_two_threads_and_two_programs() -> None:
+    first, second = jax.jit(one), jax.jit(chain)
+    arguments = operands()
+    expected = [np.asarray(f(*arguments), np.float32) for f in (first, second)]
+
+    def work(which: int) -> None:
+        for _ in range(50):
+            result = (first, second)[which](*arguments)
+        np.testing.assert_array_equal(np.asarray(result, np.float32), expected[which])
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, [0, 1, 0, 1]))
+
+
+def test_donation() -> None:
+    x, w, s = operands()
+    expected = np.asarray(jax.jit(one)(x, w, s), np.float32)
+    donating = jax.jit(one, donate_argnums=0)
+    np.testing.assert_array_equal(np.asarray(donating(x, w, s), np.float32), expected)
+
+
+def test_a_thousand_runs_take_no_memory() -> None:
+    function = jax.jit(chain)
+    arguments = operands()
+    for _ in range(20):
+        jax.block_until_ready(function(*arguments))
+    before = free_memory()
+    for _ in range(1000):
+        result = function(*arguments)
+    jax.block_until_ready(result)
+    assert before - free_memory() < 8 << 20
+
+
+def free_memory() -> int:
+    """Bytes that are free on the device, XLA's pool apart."""
+    driver = ctypes.CDLL("libcuda.so.1")
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    with device_context.current(0):
+        assert driver.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)) == 0
+    return free.value
+
+
+def test_a_program_from_jaxs_cache_runs_its_own_graph(tmp_path: Path) -> None:
+    """Two processes with one compilation cache: the second compiles nothing and computes the same."""
+    script = tmp_path / "run.py"
+    script.write_text(f"import runpy, sys\nm = runpy.run_path({__file__!r})\n" + _SCRIPT)
+    environment = {
+        **os.environ,
+        "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+    }
+    for name in ("a", "b"):
+        command = [sys.executable, str(script), str(tmp_path / f"{name}.npy")]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-2000:]
+    assert any((tmp_path / "cache").iterdir())
+    np.testing.assert_array_equal(np.load(tmp_path / "a.npy"), np.load(tmp_path / "b.npy"))
+
+
+# Through the public function.
+
+
+def quantized_chain(x: jax.Array, w: jax.Array, scales: jax.Array, bias: jax.Array) -> tuple[jax.Array, jax.Array]:
+    y = jax.lax.conv_general_dilated(
+        x.astype(jnp.float32) * scales[0],
+        w.astype(jnp.float32) * scales[1],
+        (1, 1),
+        "SAME",
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+    )
+    y = jax.nn.silu(y + bias)
+    return jnp.clip(y * scales[2], -448, 448).astype(jnp.float8_e4m3fn), jnp.max(jnp.abs(y))
+
+
+def chain_arguments(batch: int = 4) -> list[jax.Array]:
+    rng = np.random.default_rng(0)
+    return [
+        jnp.asarray(rng.normal(size=(batch, 28, 28, 128)), jnp.float8_e4m3fn),
+        jnp.asarray(rng.normal(size=(3, 3, 128, 128)), jnp.float8_e4m3fn),
+        jnp.asarray([0.05, 0.5, 2.0], jnp.float32),
+        jnp.asarray(rng.normal(size=128), jnp.float32),
+    ]
+
+
+def test_jit_runs_the_backend(check: Callable[..., None]) -> None:
+    arguments = chain_arguments()
+    function = xla_fp8.jit(quantized_chain, backend="cudnn")
+    text = function.lower(*arguments).as_text()
+    assert "xla_fp8.cudnn_graph" in text
+    with jax.default_device(jax.devices("cpu")[0]):
+        expected = jax.jit(quantized_chain)(*map(np.asarray, arguments))
+    outputs = function(*arguments)
+    check.compare(list(map(np.asarray, expected)), list(map(np.asarray, outputs)), "jit")  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("spatial", [2, 3])
+def test_what_cudnn_cannot_run_runs_in_bf16(spatial: int, check: Callable[..., None]) -> None:
+    """Depthwise, in two and three dimensions: never an error."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(2, *[8] * spatial, 32)).astype(jnp.float8_e4m3fn)
+    w = rng.normal(size=(*[3] * spatial, 1, 32)).astype(jnp.float8_e4m3fn)
+    labels = ("NHWC", "HWIO", "NHWC") if spatial == 2 else ("NDHWC", "DHWIO", "NDHWC")
+
+    def depthwise(x: jax.Array, w: jax.Array, s: jax.Array) -> tuple[jax.Array, jax.Array]:
+        y = jax.lax.conv_general_dilated(
+            x.astype(jnp.float32) * s,
+            w.astype(jnp.float32),
+            (1,) * spatial,
+            "SAME",
+            dimension_numbers=labels,
+            feature_group_count=32,
+        )
+        return jnp.clip(y, -448, 448).astype(jnp.float8_e4m3fn), jnp.max(jnp.abs(y))
+
+    with jax.default_device(jax.devices("cpu")[0]):
+        expected = jax.jit(depthwise)(x, w, np.float32(0.5))
+    outputs = xla_fp8.jit(depthwise, backend="cudnn")(x, w, jnp.float32(0.5))
+    check.compare(list(map(np.asarray, expected)), list(map(np.asarray, outputs)), "depthwise")  # type: ignore[attr-defined]
+
+
+def test_two_devices_give_the_numbers_of_one() -> None:
+    """A batch-sharded training step; no activation is gathered."""
+    if len(jax.devices()) < 2:
+        pytest.skip("needs two GPUs")
+    x, w, scales, bias = chain_arguments(batch=8)
+    filter_ = w.astype(jnp.float32)
+
+    def step(filter_: jax.Array, x: jax.Array, bias: jax.Array) -> tuple[jax.Array, jax.Array]:
+        def loss(filter_: jax.Array) -> tuple[jax.Array, jax.Array]:
+            w8 = jnp.clip(filter_, -448, 448).astype(jnp.float8_e4m3fn)
+            y, amax = quantized_chain(x, w8, scales, bias)
+            return jnp.mean(y.astype(jnp.float32) ** 2) + jnp.sum(filter_**2) * 1e-4, amax
+
+        (value, amax), gradient = jax.value_and_grad(loss, has_aux=True)(filter_)
+        return filter_ - 0.1 * gradient, jnp.stack([value, amax])
+
+    function = xla_fp8.jit(step, backend="cudnn")
+    single = function(filter_, x, bias)
+    mesh = Mesh(np.array(jax.devices()[:2]), ("batch",))
+    sharded = jax.device_put(x, NamedSharding(mesh, PartitionSpec("batch")))
+    replicated = [jax.device_put(a, NamedSharding(mesh, PartitionSpec())) for a in (filter_, bias)]
+    compiled = function.lower(replicated[0], sharded, replicated[1]).compile()
+    for name in ("all-gather", "all-to-all"):
+        assert name not in compiled.as_text()
+    double = compiled(replicated[0], sharded, replicated[1])
+    for a, b in zip(single, double, strict=True):
+        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-4, atol=1e-5)
