@@ -134,3 +134,5 @@ def test_the_working_type_is_what_a_module_computes_in() -> None:
         )
         == "bf16"
     )
+    rounded = text.replace("ROOT c = f32[4] add(b, b)", "ROOT c = bf16[4] convert(b)")
+    assert working_type(hlo.parse(rounded)) == "bf16"

@@ -8,7 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from xla_fp8.hlo import HloModule
+from xla_fp8.hlo import HloInstruction, HloModule
 from xla_fp8.hlo.opcodes import ELEMENTWISE_BINARY
 
 Array = np.ndarray[Any, Any]
@@ -80,14 +80,20 @@ TOLERANCES = {
 
 
 def working_type(module: HloModule) -> str:
-    """The coarsest type that a module computes in: bf16, f16 or else f32. What it only converts does not count."""
+    """The coarsest type in which a module computes, or to which it rounds an f32 tensor: bf16, f16 or else f32."""
     found = {
         instruction.shape.element_type
         for computation in module.computations
         for instruction in computation
-        if instruction.opcode in _ARITHMETIC and instruction.has_shape
+        if instruction.has_shape and (instruction.opcode in _ARITHMETIC or _rounds(instruction))
     }
     return next((type for type in ("bf16", "f16") if type in found), "f32")
+
+
+def _rounds(instruction: HloInstruction) -> bool:
+    if instruction.opcode != "convert" or not instruction.operand(0).has_shape or instruction.shape.is_scalar:
+        return False
+    return instruction.operand(0).shape.element_type == "f32"
 
 
 def is_fp8(dtype: np.dtype[Any]) -> bool:
