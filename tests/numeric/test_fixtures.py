@@ -22,8 +22,10 @@ FILES = sorted(
 
 def _module(name: str) -> hlo.HloModule:
     try:
-        return hlo.parse((FIXTURES / name).read_text(), name)
-    except hlo.HloParseError as error:
+        module = hlo.parse((FIXTURES / name).read_text(), name)
+        hlo.verify(module)
+        return module
+    except (hlo.HloParseError, hlo.HloVerifyError) as error:
         pytest.skip(f"is there to be rejected: {error.message}")
 
 
