@@ -1,6 +1,6 @@
 """One session on a Hopper GPU with the cuDNN backend: install, validate, benchmark, and a summary at the end.
 
-    python benchmarks/hopper_session.py --out OUT [--seconds 560] [--earlier DIR] [--only check,test,bench] [--seeds 0:60]
+    python benchmarks/hopper_session.py --out OUT [--seconds 560] [--earlier DIR] [--seeds 0:60]
 
 Installs what is in .wheels/ (no network is needed) and the project, runs one tiny convolution, then tests/hopper in
 four processes, then benchmarks/conv.py. Every outcome is in OUT as soon as there is one; `--earlier DIR` (the OUT of a
@@ -100,6 +100,7 @@ class Session:
         plugin = ["-p", self.plugin] if self.plugin else []
         return [
             sys.executable,
+            "-P",
             "-m",
             "pytest",
             "-q",
@@ -123,6 +124,7 @@ class Session:
     def start(self, name: str, command: list[str], more: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
         environment = {
             **os.environ,
+            "PIP_BREAK_SYSTEM_PACKAGES": "1",
             # Several processes share the device, and free memory is measured.
             "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
             "XLA_FP8_CACHE_DIR": str(self.out / "cache"),

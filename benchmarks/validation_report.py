@@ -1,6 +1,6 @@
 """Makes docs/validation-h200.md of the results of tests/hopper: every test, with its errors; failures are not hidden.
 
-python benchmarks/validation_report.py OUT/*.jsonl [--about "NVIDIA H200, ..."] [--command "..."] > docs/validation-h200.md
+python benchmarks/validation_report.py OUT/*.jsonl --about "NVIDIA H200, ..." > docs/validation-h200.md
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def load(paths: list[Path]) -> dict[str, Result]:
 
 
 def rows(results: dict[str, Result]) -> list[str]:
-    """One row for each test function and result type: how many cases, the largest error, the smallest share of equals."""
+    """One row for each test function and type of result: how many cases, and the worst numbers of them."""
     groups: dict[tuple[str, str], list[tuple[Result, int]]] = defaultdict(list)
     for name, result in results.items():
         function = re.sub(r"\[.*", "", name.rpartition("::")[2])
