@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from xla_fp8.backends.autotune import device_time, tune
-from xla_fp8.backends.cudnn import CudnnBackend
+from xla_fp8.backends.cudnn.backend import CudnnBackend
 from xla_fp8.backends.example_calls import graph_call
 from xla_fp8.backends.protocol import Backend
 from xla_fp8.target import GraphCall, Target

@@ -26,7 +26,7 @@ import pytest
 
 from xla_fp8.backends import reference
 from xla_fp8.backends.compare import Difference, compare
-from xla_fp8.backends.cudnn import CudnnBackend, Plan
+from xla_fp8.backends.cudnn.backend import CudnnBackend, Plan
 from xla_fp8.backends.inputs import random_inputs
 from xla_fp8.target import GraphCall
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from xla_fp8 import hlo, passes
-from xla_fp8.backends.cudnn import CudnnBackend, Plan, support
+from xla_fp8.backends.cudnn import support
+from xla_fp8.backends.cudnn.backend import CudnnBackend, Plan
 from xla_fp8.backends.example_calls import POINTWISE, TYPES, graph_call, random_call
 from xla_fp8.graph import FP8_TYPES, graph_of
 from xla_fp8.target import GraphCall, Target

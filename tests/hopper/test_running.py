@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import subprocess
 import sys
@@ -18,9 +19,11 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import xla_fp8
-from xla_fp8.backends.cudnn import CudnnBackend, Plan, device_context, plans
+from xla_fp8.backends.cudnn import device_context, device_properties, plans, support
+from xla_fp8.backends.cudnn.backend import CudnnBackend, Plan
 from xla_fp8.backends.example_calls import graph_call
 from xla_fp8.backends.inputs import random_inputs
+from xla_fp8.target import Target
 
 pytestmark = pytest.mark.hopper
 
@@ -160,6 +163,13 @@ def test_a_program_from_jaxs_cache_runs_its_own_graph(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr[-2000:]
     assert any((tmp_path / "cache").iterdir())
     np.testing.assert_array_equal(np.load(tmp_path / "a.npy"), np.load(tmp_path / "b.npy"))
+
+
+def test_the_devices_own_properties_answer_as_the_shipped_ones() -> None:
+    target = Target.parse("h200")
+    own = device_properties.read(0)
+    assert json.loads(own)["deviceVer"] == 900
+    assert support(CALL, target, own).plans == support(CALL, target).plans
 
 
 # Through the public function.

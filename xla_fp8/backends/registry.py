@@ -75,7 +75,7 @@ def _xla() -> Backend:
 
 @functools.cache
 def _cudnn() -> Backend:
-    from xla_fp8.backends.cudnn import CudnnBackend
+    from xla_fp8.backends.cudnn.backend import CudnnBackend
 
     return CudnnBackend()
 

@@ -12,10 +12,24 @@ import sys
 from collections.abc import Sequence
 
 from xla_fp8 import __version__
-from xla_fp8.cli import color, errors, explain, graph, match, opt, passes, reduce, run, update_checks
+from xla_fp8.cli import (
+    cache,
+    check,
+    color,
+    doctor,
+    errors,
+    explain,
+    graph,
+    match,
+    opt,
+    passes,
+    reduce,
+    run,
+    update_checks,
+)
 from xla_fp8.errors import XlaFp8Error
 
-COMMANDS = (opt, explain, match, graph, passes, reduce, run, update_checks)
+COMMANDS = (opt, explain, check, match, graph, passes, reduce, run, doctor, cache, update_checks)
 """Modules with `add_parser(subparsers)`; what a command needs is imported when it runs, so that `--help` is quick."""
 
 

@@ -1,18 +1,11 @@
-"""The cuDNN backend: graph calls as cuDNN graphs, called from XLA, and answers about them without a GPU."""
+"""The cuDNN backend: graph calls as cuDNN graphs, called from XLA, and answers about them without a GPU.
+
+What stands here does not import JAX; the backend itself is `xla_fp8.backends.cudnn.backend`.
+"""
 
 from __future__ import annotations
 
-from xla_fp8.backends.cudnn.backend import CudnnBackend, Plan
 from xla_fp8.backends.cudnn.errors import CudnnError, CudnnMissingError, CudnnUnsupportedError
 from xla_fp8.backends.cudnn.support import Support, support, support_by_rules
 
-__all__ = [
-    "CudnnBackend",
-    "CudnnError",
-    "CudnnMissingError",
-    "CudnnUnsupportedError",
-    "Plan",
-    "Support",
-    "support",
-    "support_by_rules",
-]
+__all__ = ["CudnnError", "CudnnMissingError", "CudnnUnsupportedError", "Support", "support", "support_by_rules"]

@@ -1,0 +1,104 @@
+"""`xla-fp8 check`: which FP8 graphs of a module the target's cuDNN can run, asked without a GPU."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from xla_fp8.cli import options
+from xla_fp8.cli.errors import EXIT_ERROR, EXIT_OK, CliError
+
+if TYPE_CHECKING:
+    from xla_fp8.cli.inputs import Source
+    from xla_fp8.hlo.xla_process import XlaProcess
+
+_EPILOG = """\
+examples:
+  xla-fp8 check module.hlo --target=h200
+  xla-fp8 check module.hlo --device-properties=my_gpu.json     written by: xla-fp8 doctor --save-target=my_gpu.json
+A yes means that cuDNN proposes a plan; it is built on the device. Where cuDNN is not installed, rules answer.
+status: 0 every FP8 graph has a plan, 1 one has none or an error, 2 wrong usage
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser(
+        "check",
+        help="ask cuDNN which FP8 graphs of a module it can run, without a GPU",
+        description="Makes the FP8 graphs of HLO and asks cuDNN (or, where it is not installed, rules) about each.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(run=run)
+    parser.add_argument("inputs", nargs="+", metavar="FILE", help="HLO, as `xla-fp8 opt` reads it")
+    options.add_target(parser)
+    options.add_xla_verify(parser)
+    parser.add_argument("--device-properties", type=Path, metavar="JSON", help="of the device, in cuDNN's form")
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="what to print")
+    options.add_common(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from xla_fp8.cli import inputs, pipeline
+    from xla_fp8.hlo.xla_process import XlaProcess
+
+    properties = arguments.device_properties.read_text() if arguments.device_properties else None
+    found: list[dict[str, object]] = []
+    with XlaProcess() as xla:
+        status = pipeline.for_each(
+            inputs.find(arguments.inputs), arguments, lambda source: _check(source, arguments, properties, xla, found)
+        )
+    if arguments.format == "json":
+        print(json.dumps(found, indent=2))
+    return status
+
+
+def _check(
+    source: Source,
+    arguments: argparse.Namespace,
+    properties: str | None,
+    xla: XlaProcess,
+    found: list[dict[str, object]],
+) -> int:
+    import dataclasses
+
+    from xla_fp8 import passes
+    from xla_fp8.backends import cudnn
+    from xla_fp8.cli import inputs
+    from xla_fp8.target import GraphCall, Target
+
+    _, module = inputs.load(source, xla, verify_with_xla=arguments.xla_verify)
+    target = arguments.target if arguments.target is not None else Target.default()
+    answers: list[tuple[GraphCall, cudnn.Support]] = []
+
+    def supports(call: GraphCall) -> cudnn.Support:
+        answer = cudnn.support(call, target, properties)
+        answers.append((call, answer))
+        return dataclasses.replace(answer, ok=True)  # so that the graph is made, and the next one asked about
+
+    report = passes.run(module, None, dataclasses.replace(target, supports=supports), dialect=arguments.dialect)
+    if len(answers) != len(report.rewritten):
+        raise CliError(f"{len(report.rewritten)} graphs were made, but {len(answers)} were asked about")
+    paint = options.stdout_color(arguments)
+    if arguments.format == "text":
+        print(paint(f"{source.name} on {target}", "heading"))
+        if not answers:
+            print("  no FP8 graph: nothing to ask (xla-fp8 explain says why)")
+    for entry, (call, answer) in zip(report.rewritten, answers, strict=True):
+        found.append(
+            {
+                "file": source.name,
+                "instruction": entry.instruction,
+                "source": entry.source,
+                "graph": str(call.graph),
+                **dataclasses.asdict(answer),
+            }
+        )
+        if arguments.format == "text":
+            mark = paint("yes", "rewritten") if answer.ok else paint("no", "refused")
+            where = f", {entry.source}" if entry.source else ""
+            print(f"  {mark:<3} {entry.instruction}{where}: {call.graph}")
+            print(f"      {answer}")
+    return EXIT_OK if all(answer.ok for _, answer in answers) else EXIT_ERROR
