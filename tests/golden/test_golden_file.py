@@ -34,3 +34,12 @@ def test_reads_a_pipe_of_commands() -> None:
 def test_refuses_what_it_cannot_follow(line: str) -> None:
     with pytest.raises(CliError, match="cannot follow"):
         golden_file.runs(f"// RUN: {line}\n")
+
+
+def test_skips_the_folder_of_the_file() -> None:
+    output = f'"file": "{golden_file.FOLDER}a.hlo"\n{golden_file.FOLDER}a.hlo: warning'
+    assert list(golden_file.checks("CHECK", output)) == [
+        '// CHECK: "file": "',
+        '// CHECK-SAME: a.hlo"',
+        "// CHECK-NEXT: a.hlo: warning",
+    ]

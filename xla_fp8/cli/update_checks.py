@@ -44,11 +44,8 @@ def run(arguments: argparse.Namespace) -> int:
 def _update(source: Source) -> int:
     with open(source.path, encoding="utf-8") as stream:
         text = stream.read()
-    # The name alone: the folder is another one in the next clone.
-    results = [
-        (run.prefix, _output_of(run, source.path).replace(source.path, os.path.basename(source.path)))
-        for run in golden_file.runs(text)
-    ]
+    shown = golden_file.FOLDER + os.path.basename(source.path)
+    results = [(run.prefix, _output_of(run, source.path).replace(source.path, shown)) for run in golden_file.runs(text)]
     new = golden_file.updated(text, results)
     if new == text:
         print(f"{source.path}: up to date")
