@@ -31,10 +31,14 @@ class ConvRestorer(Pass):
     def run(self, module: HloModule, target: Target) -> bool:
         changed = False
         for computation in rewritable_computations(module):
+            touched = False
             for call in computation.instructions:
                 if call.opcode == "custom-call" and call.custom_call_target in CONVOLUTION_TARGETS and _is_ours(call):
                     self.restore(call)
-                    changed = True
+                    touched = True
+            if touched:
+                computation.restore_order()
+                changed = True
         return changed
 
     def restore(self, call: HloInstruction) -> None:
@@ -45,15 +49,7 @@ class ConvRestorer(Pass):
         if call.custom_call_target == BACKWARD_INPUT:
             window, labels = _input_gradient_window(call), _swap_input_and_output(labels)
             spatial = labels.kernel_spatial_dimensions
-            # The reversal that the custom call implies is an instruction again.
-            rhs = computation.create(
-                "reverse",
-                rhs.shape,
-                [rhs],
-                before=call,
-                attributes={"dimensions": format_int_list(spatial)},
-                metadata_from=call,
-            )
+            rhs = _reversed(rhs, spatial, call)
         elif call.custom_call_target == BACKWARD_FILTER:
             window, labels = _filter_gradient_window(call), _unswap_filter_gradient(labels)
         attributes = {"window": str(window)} if len(window) else {}
@@ -81,6 +77,25 @@ class ConvRestorer(Pass):
         computation.remove(call)
         computation.rename(convolution, name)
         self.context.moved(convolution, *origin)
+
+
+def _reversed(filter_: HloInstruction, spatial: tuple[int, ...], call: HloInstruction) -> HloInstruction:
+    """The reversal that a BackwardInput call implies: the instruction that it came from where that is still there."""
+    if all(filter_.shape.dimensions[d] == 1 for d in spatial):
+        return filter_
+    for user in filter_.users:
+        if user.opcode == "reverse" and sorted(user.dimensions) == sorted(spatial):
+            return user
+    computation = call.parent
+    assert computation is not None
+    return computation.create(
+        "reverse",
+        filter_.shape,
+        [filter_],
+        before=call,
+        attributes={"dimensions": format_int_list(spatial)},
+        metadata_from=call,
+    )
 
 
 def _is_ours(call: HloInstruction) -> bool:

@@ -8,7 +8,15 @@ import time
 from collections.abc import Callable, Iterable
 
 from xla_fp8.hlo import HloError, HloInstruction, HloModule, HloVerifyError, to_text, verify
-from xla_fp8.passes.base import Context, Pass, PassError, Refusal, UnknownPassError, described
+from xla_fp8.passes.base import (
+    Context,
+    Pass,
+    PassError,
+    Refusal,
+    UnknownPassError,
+    described,
+    rewritable_computations,
+)
 from xla_fp8.passes.call_inliner import CallInliner
 from xla_fp8.passes.conv_canonicalizer import ConvCanonicalizer
 from xla_fp8.passes.conv_fp8_fallback import ConvFp8Fallback
@@ -159,15 +167,17 @@ def _run_pass(a_pass: Pass, module: HloModule, target: Target, options: Pipeline
 def _record_rest(module: HloModule, context: Context) -> None:
     """Entries for the convolutions and dots that no pass has decided about."""
     decided = {(entry.computation, entry.instruction) for entry in context.entries}
+    rewritable = set(rewritable_computations(module))
     for computation in module.computations:
         for instruction in computation:
             if instruction.opcode not in ("convolution", "dot") or context.origin(instruction) in decided:
                 continue
             is_fp8 = any(fed_by_fp8(operand) for operand in instruction.operands)
-            context.record(instruction, instruction.opcode, is_fp8=is_fp8, refusal=_undecided(instruction, is_fp8))
+            refusal = _undecided(instruction, is_fp8, computation in rewritable)
+            context.record(instruction, instruction.opcode, is_fp8=is_fp8, refusal=refusal)
 
 
-def _undecided(instruction: HloInstruction, is_fp8: bool) -> Refusal:
+def _undecided(instruction: HloInstruction, is_fp8: bool, is_rewritable: bool) -> Refusal:
     if not is_fp8:
         return Refusal(
             "not-fp8",
@@ -180,6 +190,13 @@ def _undecided(instruction: HloInstruction, is_fp8: bool) -> Refusal:
             "dot",
             f"{described(instruction)} is a matrix product; this pipeline rewrites convolutions",
             "XLA rewrites scaled FP8 dots to cuBLASLt itself",
+            instruction,
+        )
+    if not is_rewritable:
+        return Refusal(
+            "inside-fusion",
+            f"{described(instruction)} is inside a fusion, or applied by another instruction: it is no step of its own",
+            "read the module from before XLA's optimizations (*before_optimizations* of --xla_dump_to)",
             instruction,
         )
     return Refusal(
