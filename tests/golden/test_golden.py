@@ -5,7 +5,10 @@ lit is used in this process, one file at a time, so `-k`, `-x` and pytest-xdist 
 
 from __future__ import annotations
 
+import os
 import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -35,9 +38,25 @@ def test_there_are_golden_files() -> None:
     assert CASES, f"lit finds no golden test below {FIXTURES}"
 
 
+@pytest.fixture(scope="module")
+def result_of(request: pytest.FixtureRequest) -> Iterator[Callable[[LitTestCase.LitTestCase], Test.Result]]:
+    """Returns a function from a golden file to its result; all selected files run side by side from the first call on.
+
+    They are processes that start Python, which is what takes the time. pytest-xdist spreads the files itself.
+    """
+    if hasattr(request.config, "workerinput"):
+        yield run
+        return
+    selected = [item.callspec.params["case"] for item in request.session.items if item.name.startswith("test_golden[")]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        futures = {name(case): pool.submit(run, case) for case in selected}
+        yield lambda case: futures[name(case)].result()
+        pool.shutdown(cancel_futures=True)
+
+
 @pytest.mark.parametrize("case", CASES, ids=name)
-def test_golden(case: LitTestCase.LitTestCase) -> None:
-    result = run(case)
+def test_golden(case: LitTestCase.LitTestCase, result_of: Callable[[LitTestCase.LitTestCase], Test.Result]) -> None:
+    result = result_of(case)
     if result.code is Test.UNSUPPORTED:
         pytest.skip(result.output)
     if result.code is Test.XFAIL:
