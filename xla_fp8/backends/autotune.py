@@ -142,7 +142,7 @@ def device_time(implementation: Implementation, operands: Sequence[Any], calls: 
         start = time.perf_counter()
         for _ in range(runs):
             result = compiled(*operands)
-        jax.block_until_ready(result)
+        jax.block_until_ready(result)  # type: ignore[no-untyped-call]
         return (time.perf_counter() - start) / runs
 
     seconds(1)

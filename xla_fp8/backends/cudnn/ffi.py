@@ -68,10 +68,10 @@ def implementation(call: GraphCall, plan: str, workspace: int) -> Implementation
     results = (call.graph.output, *call.graph.aux_outputs)
     # cuDNN reduces in f32; a narrower amax is converted behind the call.
     ffi_types = [
-        jax.ShapeDtypeStruct(shape.dimensions, jnp.float32 if node.op == "amax" else numpy_dtype(shape.element_type))
+        _struct(shape.dimensions, jnp.float32 if node.op == "amax" else numpy_dtype(shape.element_type))
         for node, shape in zip(results, call.output_shapes, strict=True)
     ]
-    ffi_types.append(jax.ShapeDtypeStruct((max(workspace, 1),), jnp.uint8))
+    ffi_types.append(_struct((max(workspace, 1),), jnp.uint8))
     channels_last = major_to_minor(labels.output)
     result_layouts = [() if node.op == "amax" else channels_last for node in results] + [(0,)]
     kinds = [side.kind for side in call.graph.side_operands()]
@@ -94,3 +94,7 @@ def implementation(call: GraphCall, plan: str, workspace: int) -> Implementation
         )
 
     return function
+
+
+def _struct(dimensions: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(dimensions, dtype)  # type: ignore[no-untyped-call]
