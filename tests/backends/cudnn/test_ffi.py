@@ -18,6 +18,7 @@ from xla_fp8.backends import call_text
 from xla_fp8.backends.cudnn import CudnnError, device_context, ffi, library, plans
 from xla_fp8.backends.cudnn.errors import CudnnUnsupportedError
 from xla_fp8.backends.example_calls import graph_call
+from xla_fp8.hlo.literal import numpy_dtype
 
 GRAPH = "1:[f32]conv();2:[f32]scale(1);3:[f32]bias(2);4:[f8e4m3fn]add(3);5:[bf16]amax(3);6:[bf16]copy(3);"
 
@@ -50,8 +51,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
 
 
 def zeros(call: Any) -> list[jax.Array]:
-    types = {"f8e4m3fn": jnp.float8_e4m3fn, "f32": jnp.float32}
-    return [jnp.zeros(shape.dimensions, types[shape.element_type]) for shape in call.operand_shapes]
+    return [jnp.zeros(shape.dimensions, numpy_dtype(shape.element_type)) for shape in call.operand_shapes]
 
 
 @needs_jax_tvm_ffi
@@ -73,6 +73,15 @@ def test_the_call_carries_graph_and_plan(recorder: Recorder, labels: str) -> Non
     assert "xla_fp8.cudnn_graph" in compiled
     assert "1:[f32]conv();2:[f32]scale(1);" in compiled
     assert 'plan = "eng4_k24=3"' in compiled
+
+
+@needs_jax_tvm_ffi
+@pytest.mark.parametrize("type_", ["f8e4m3fn", "f8e5m2", "bf16", "f16", "f32"])
+def test_buffers_of_every_type_go_through(recorder: Recorder, type_: str) -> None:
+    graph = f"1:[f32]conv();2:[f32]add(1);3:[{type_}]scale(2);"
+    call = graph_call(graph, side=type_, types=("f8e5m2", "f8e4m3fn"))
+    (output,) = jax.jit(ffi.implementation(call, "p", 0))(*zeros(call))
+    assert output.dtype == numpy_dtype(type_)
 
 
 @needs_jax_tvm_ffi
