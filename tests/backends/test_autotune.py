@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import socket
 import subprocess
 import sys
 import time
@@ -217,3 +219,33 @@ def test_a_call_survives_its_text(seed: int) -> None:
 def test_text_that_is_no_call(text: str) -> None:
     with pytest.raises(call_text.CallTextError, match="not a graph call"):
         call_text.decode(text)
+
+
+_PROCESS = """
+import sys, jax
+from xla_fp8 import _jax_compat
+address, index = sys.argv[1], int(sys.argv[2])
+jax.distributed.initialize(address, num_processes=2, process_id=index)
+for value in ("first", "second"):  # publishing again under one name is what `force` does
+    if index == 0:
+        _jax_compat.publish("name " + value, value)
+    print(_jax_compat.await_published("name " + value, 30.0))
+if index == 0:
+    _jax_compat.publish("name first", "again")
+"""
+
+
+def test_what_one_process_publishes_the_other_reads() -> None:
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        address = f"localhost:{free.getsockname()[1]}"
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", _PROCESS, address, str(index)], env=environment, stdout=subprocess.PIPE, text=True
+        )
+        for index in range(2)
+    ]
+    outputs = [process.communicate(timeout=120)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    assert [output.split() for output in outputs] == [["first", "second"]] * 2
