@@ -58,6 +58,10 @@ class Config:
             sum of FP8 products; with this, outputs equal the f32 reference, at about 80% of the speed.
         pieces: column blocks that share one accumulator, one after the other, where `promote` is set: the f32 sums of a
             wide tile leave no registers for an accumulator of the same size.
+        lead: steps that the first consumer is ahead of the second, so that the epilogue of one runs beside the
+            multiplications of the other; 0 leaves it to chance. Less than `stages`; for kernels without `promote`.
+        columns: output channels that the epilogue works on at a time; 0 is as many as a 128-byte row holds.
+        side_slots: column blocks of one side tensor in flight at most, for each consumer.
         splits: parts into which the reduction of each tile is cut, so that a small output keeps the whole machine busy.
             The kernel then stores f32 sums, and XLA adds them and runs the epilogue. Divides the number of steps.
     """
@@ -72,6 +76,9 @@ class Config:
     promote: bool = False
     pieces: int = 1
     splits: int = 1
+    lead: int = 0
+    columns: int = 0
+    side_slots: int = 4
 
     @property
     def tile_pixels(self) -> int:
@@ -102,9 +109,12 @@ class Config:
         tile = f"{self.tile_images}x{self.tile_height}x{self.tile_width}"
         promote = f" promote {self.pieces}" if self.promote else ""
         splits = f" splits {self.splits}" if self.splits > 1 else ""
+        lead = f" lead {self.lead}" if self.lead else ""
+        columns = f" columns {self.columns}" if self.columns else ""
+        slots = f" slots {self.side_slots}" if self.side_slots != 4 else ""
         return (
             f"pixels {tile} features {self.tile_features} channels {self.tile_channels} "
-            f"stages {self.stages} delay {self.delay}{promote}{splits}"
+            f"stages {self.stages} delay {self.delay}{promote}{splits}{lead}{columns}{slots}"
         )
 
 
@@ -115,13 +125,17 @@ class Footprint:
     Attributes:
         output_sizes: bytes of an element of each tensor that is stored.
         side_sizes: bytes of an element of each tensor that is read.
+        vectors: how many vectors along the output channels are read, in f32.
     """
 
     output_sizes: tuple[int, ...] = (1,)
     side_sizes: tuple[int, ...] = ()
+    vectors: int = 0
 
     def columns(self, config: Config) -> int:
         """Output channels that the epilogue works on at a time: as many as a 128-byte row of the widest type holds."""
+        if config.columns:
+            return config.columns
         columns = 128 // max((*self.output_sizes, *self.side_sizes))
         while config.piece_features % columns:
             columns //= 2
@@ -133,14 +147,14 @@ class Footprint:
 
     def side_slots(self, config: Config) -> int:
         """Column blocks of one side tensor in flight at a time, for each consumer."""
-        return min(4, config.tile_features // self.columns(config))
+        return min(config.side_slots, config.tile_features // self.columns(config))
 
     def staging_bytes(self, config: Config) -> int:
         """Bytes for both consumers."""
         column = config.tile_pixels * self.columns(config)
         outputs = self.staging_slots(config) * sum(self.output_sizes)
         sides = self.side_slots(config) * sum(self.side_sizes)
-        return column * (outputs + sides)
+        return column * (outputs + sides) + 4 * CONSUMERS * config.tile_features * self.vectors
 
 
 SUMS = Footprint(output_sizes=(4,))
@@ -161,7 +175,7 @@ def fits(config: Config, footprint: Footprint) -> bool:
         and config.warpgroup_pixels % 64 == 0
         and config.tile_features % (MIN_COLUMNS * config.pieces) == 0
         and max(config.tile_features, config.tile_height, config.tile_width, config.tile_images) <= MAX_COPY_EXTENT
-        and config.delay < config.stages
+        and max(config.delay, config.lead) < config.stages
     )
 
 
@@ -171,23 +185,34 @@ def generate(
     footprint: Footprint,
     promote: bool = False,
     multiprocessors: int = MULTIPROCESSORS,
-    limit: int = 12,
+    limit: int = 8,
 ) -> tuple[Config, ...]:
     """Configs for a problem, the one expected to be fastest first.
 
     Args:
         limit: how many to return at most. They differ in tile sizes; the number of stages is as many as fit, up to 8.
+            The first is there twice where one consumer may lead.
     """
-    ranks = dict(_candidates(problem, footprint, promote))
+    ranks = dict(_candidates(problem, footprint, promote, multiprocessors))
 
     def key(config: Config) -> tuple[float, str]:
         # Other tile sizes before other shapes of a tile: those are worth more than their predicted difference.
-        return predicted_cycles(problem, config, multiprocessors) * (1 + 0.1 * ranks[config]), str(config)
+        return predicted_cycles(problem, config, multiprocessors) * (1 + 0.02 * ranks[config]), str(config)
 
-    return tuple(sorted(ranks, key=key)[:limit])
+    best = sorted(ranks, key=key)[:limit]
+    leading = [dataclasses.replace(best[0], lead=LEAD)] if best and _may_lead(problem, best[0]) else []
+    return (*best[:1], *leading, *best[1 : limit - len(leading)])
 
 
-def _candidates(problem: Problem, footprint: Footprint, promote: bool) -> Iterator[tuple[Config, int]]:
+def _may_lead(problem: Problem, config: Config) -> bool:
+    """Whether the first consumer can be `LEAD` steps ahead, and gains by it."""
+    steps = math.prod(problem.taps) * -(-problem.channels // config.tile_channels) // config.splits
+    return not config.promote and steps >= config.stages > LEAD
+
+
+def _candidates(
+    problem: Problem, footprint: Footprint, promote: bool, multiprocessors: int
+) -> Iterator[tuple[Config, int]]:
     """Configs that fit, each with the rank of its box among those of the same size."""
     for pixels in (128, 256):
         boxes = list(enumerate(_boxes(problem, pixels)))
@@ -196,12 +221,37 @@ def _candidates(problem: Problem, footprint: Footprint, promote: bool) -> Iterat
             for splits in _splits(problem, channels):
                 for pieces in (1, 2) if promote else (1,):
                     bare = Config(*box, features, channels, 0, promote=promote, pieces=pieces, splits=splits)
-                    room = SHARED_MEMORY - shared_memory(bare, footprint)
-                    stages = min(8, 768 // channels, room // bare.stage_bytes)
-                    config = dataclasses.replace(bare, stages=stages)
-                    if stages >= 3 and fits(config, footprint):
+                    if splits > 1 and tile_count(problem, bare) > 2 * splits * multiprocessors:
+                        continue  # the machine is full without
+                    if promote and _spills(problem, bare):
+                        continue
+                    config = _with_stages(bare, footprint)
+                    if config is not None:
                         yield config, rank
                         break
+
+
+def _with_stages(bare: Config, footprint: Footprint) -> Config | None:
+    """As many stages as fit beside the epilogue, which takes less room where that leaves fewer than 4; None below 3."""
+    most: Config | None = None
+    for columns, side_slots in ((0, 4), (MIN_COLUMNS, 4), (MIN_COLUMNS, 2)):
+        config = dataclasses.replace(bare, columns=columns, side_slots=side_slots)
+        room = SHARED_MEMORY - shared_memory(config, footprint)
+        config = dataclasses.replace(config, stages=min(8, 768 // bare.tile_channels, room // bare.stage_bytes))
+        if config.stages >= 3 and fits(config, footprint) and (most is None or config.stages > most.stages):
+            most = config
+        if (most is not None and most.stages >= 4) or config.splits > 1:
+            break
+    return most
+
+
+def _spills(problem: Problem, config: Config) -> bool:
+    """Whether a kernel with f32 sums of a wide tile ran out of registers where it was measured.
+
+    128 pixels x 256 channels in two pieces: 119.6 us, the best, with 18 steps; 637 us, the worst by far, with 72.
+    """
+    steps = math.prod(problem.taps) * -(-problem.channels // config.tile_channels)
+    return config.tile_features > config.tile_pixels and config.pieces > 1 and steps > 24
 
 
 def _splits(problem: Problem, channels: int) -> list[int]:
@@ -254,55 +304,78 @@ def _channel_tiles(problem: Problem) -> list[int]:
     return sorted({widest, exact, min(exact, 64)}, reverse=True) if widest != exact else [exact]
 
 
-_TENSOR_CORE = 4096 * 0.8
+LEAD = 2
+"""Steps of the configs in which one consumer leads."""
+
+# What follows was fitted to 84 times of an H200 with jax 0.11.2 (docs/mosaic-conv.md): the root mean square of what is
+# left is 7%, and on each of the 12 shapes the first config is within 5% of the best that was timed.
+
+_TENSOR_CORE = 4096 * 0.914
 """FP8 multiply-adds a cycle of one multiprocessor: the peak is 4096."""
 
-_WIDE_SLOWDOWN = 1.06
-"""A tile of 128 pixels and 256 channels against one of 256 and 128 (measured: 7%)."""
-
-_PROMOTE_SLOWDOWN = 1.15
+_PROMOTE_SLOWDOWN, _WIDE_PROMOTE_SLOWDOWN = 1.12, 1.06
 """What adding the accumulator to f32 sums costs where one consumer adds while the other multiplies."""
 
-_LAUNCH_CYCLES = 4000
+_TALL_SPEEDUP = 0.9
+"""Steps of tiles of 256 pixels and at most 64 channels are quicker than their copies say."""
+
+_LAUNCH_CYCLES = 600
+"""Of a kernel: its start and end."""
+
+_FILL_BYTES = 18
+"""Bytes a cycle with which the first stage comes from memory."""
+
+_SECOND_PASS_CYCLES = 4000
 """Of one more kernel in a CUDA graph: start, ramp and end."""
 
-_MEMORY_BYTES = 2000
+_MEMORY_BYTES = 2500
 """Bytes a cycle that a kernel of XLA reads, with all multiprocessors at work."""
 
-_COPY_BYTES = 52
+_COPY_BYTES = 65
 """Bytes a cycle that one multiprocessor gets from L2 while all read."""
 
-_STEP_OVERHEAD = 70
+_OVERLAP = 5
+"""How well multiplications and copies hide each other: the exponent of a norm, infinity being perfectly."""
+
+_STEP_OVERHEAD = 130
 """Cycles of a step in which nothing multiplies: barriers, descriptors."""
 
-_EPILOGUE_CYCLES_PER_ELEMENT = 0.055
-"""Scale, convert and store of one output element, with a whole block at work."""
+_EPILOGUE_CYCLES_PER_ELEMENT = 0.054
+"""Scale, convert and store of one output element, with a whole block at work; f32 sums of a split take twice that."""
 
-_TILE_OVERHEAD = 900
+_TILE_OVERHEAD = 190
 """Cycles between the last multiply of a tile and the first of the next."""
 
 
-def predicted_cycles(problem: Problem, config: Config, multiprocessors: int = MULTIPROCESSORS) -> float:
-    """A model of the time of one config, in cycles; only its order counts."""
-    tiles = config.splits * (
+def tile_count(problem: Problem, config: Config) -> int:
+    """Tiles of all splits."""
+    return config.splits * (
         -(-problem.batch // config.tile_images)
         * -(-problem.out_height // config.tile_height)
         * -(-problem.out_width // config.tile_width)
         * -(-problem.features // config.tile_features)
     )
+
+
+def predicted_cycles(problem: Problem, config: Config, multiprocessors: int = MULTIPROCESSORS) -> float:
+    """A model of the time of one config, in cycles; only its order counts."""
     steps = math.prod(problem.taps) * -(-problem.channels // config.tile_channels) // config.splits
     outputs = config.tile_pixels * config.tile_features
     multiply = outputs * config.tile_channels / _TENSOR_CORE
     if config.promote:
-        multiply *= _PROMOTE_SLOWDOWN
-    if config.tile_features > config.tile_pixels:
-        multiply *= _WIDE_SLOWDOWN
-    step = max(multiply, config.stage_bytes / _COPY_BYTES) + _STEP_OVERHEAD
-    tile = steps * step + outputs * _EPILOGUE_CYCLES_PER_ELEMENT + _TILE_OVERHEAD
-    kernel = -(-tiles // multiprocessors) * tile
+        wide = config.tile_features > config.tile_pixels
+        multiply *= _WIDE_PROMOTE_SLOWDOWN if wide else _PROMOTE_SLOWDOWN
+    copy = config.stage_bytes / _COPY_BYTES
+    step = (multiply**_OVERLAP + copy**_OVERLAP) ** (1 / _OVERLAP) + _STEP_OVERHEAD
+    if config.tile_pixels == 256 and config.tile_features <= 64:
+        step *= _TALL_SPEEDUP
+    epilogue = outputs * _EPILOGUE_CYCLES_PER_ELEMENT * (2 if config.splits > 1 else 1)
+    tile = steps * step + epilogue + _TILE_OVERHEAD
+    waves = -(-tile_count(problem, config) // multiprocessors)
+    kernel = waves * tile + _LAUNCH_CYCLES + config.stage_bytes / _FILL_BYTES
     return kernel if config.splits == 1 else kernel + _second_pass_cycles(problem, config)
 
 
 def _second_pass_cycles(problem: Problem, config: Config) -> float:
     """The kernel of XLA that adds the sums of all splits."""
-    return _LAUNCH_CYCLES + 4 * config.splits * problem.pixels * problem.features / _MEMORY_BYTES
+    return _SECOND_PASS_CYCLES + 4 * config.splits * problem.pixels * problem.features / _MEMORY_BYTES

@@ -98,12 +98,12 @@ def _run(
         grid_names=("block",),
         num_threads=CONSUMERS + 1,
         thread_name="warpgroup",
-        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
+        compiler_params=plgpu.CompilerParams(approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Lane),
     )
     results = run(
         _view_input(geometry, input),
         filter.reshape(problem.features, -1, problem.channels),
-        *(_view_side(geometry, side) for side in sides),
+        *(side.reshape(1) if side.ndim == 0 else side for side in sides),
     )
     stored, partial = results[: len(tensors)], results[len(tensors) :]
     return tuple(stored), tuple(jnp.max(values) for values in partial)
@@ -119,16 +119,6 @@ def _view_input(geometry: Geometry, input: jax.Array) -> jax.Array:
     if padded != input.shape:
         input = jnp.pad(input, [(0, new - old) for old, new in zip(input.shape, padded, strict=True)])
     return input.reshape(shape)
-
-
-def _view_side(geometry: Geometry, side: jax.Array) -> jax.Array:
-    """A scalar as [1]; a vector with zeros up to a whole number of tiles; a tensor as it is."""
-    if side.ndim == 0:
-        return side.reshape(1)
-    if side.ndim == 1:
-        whole = geometry.tile_counts[-1] * geometry.config.tile_features
-        return jnp.pad(side, (0, whole - side.size)) if whole != side.size else side
-    return side
 
 
 class _Kernel:
@@ -152,17 +142,20 @@ class _Kernel:
         c = self.config
         box = (c.tile_images, c.tile_height, c.tile_width)
         consumers = CONSUMERS * self.side_slots
-        tensors = len(self.epilogue.tensors)
+        tensors, vectors = len(self.epilogue.tensors), len(self.epilogue.vectors)
         pl.run_scoped(
             functools.partial(self.run, gmem),
             input_smem=_two_views((c.stages,), box, c.tile_channels, input_type),
             filter_smem=_two_views((c.stages,), (c.tile_features,), c.tile_channels, filter_type),
             output_smem=[self.column_smem(self.staging_slots, dtype) for dtype in self.epilogue.output_dtypes],
             side_smem=[self.column_smem(self.side_slots, dtype) for dtype in self.epilogue.tensor_dtypes],
+            vector_smem=[plgpu.SMEM((CONSUMERS, c.tile_features), jnp.float32) for _ in self.epilogue.vectors],
             full=plgpu.Barrier(num_arrivals=2, num_barriers=c.stages),
             empty=plgpu.Barrier(num_arrivals=CONSUMERS, num_barriers=c.stages),
             side_full=plgpu.Barrier(num_arrivals=tensors, num_barriers=consumers) if tensors else None,
+            vector_full=plgpu.Barrier(num_arrivals=vectors, num_barriers=CONSUMERS) if vectors else None,
             turn=plgpu.Barrier() if self.epilogue.amax_count else None,
+            ahead=plgpu.Barrier() if c.lead else None,
             collective_axes="warpgroup",
         )
 
@@ -179,14 +172,17 @@ class _Kernel:
         filter_smem: Any,
         output_smem: Any,
         side_smem: Any,
+        vector_smem: Any,
         full: Any,
         empty: Any,
         side_full: Any,
+        vector_full: Any,
         turn: Any,
+        ahead: Any,
     ) -> None:
-        sides = len(self.epilogue.sides)
+        count = len(self.epilogue.sides)
         input_gmem, filter_gmem, *rest = gmem
-        side_gmem, result_gmem = rest[:sides], rest[sides:]
+        side_gmem, result_gmem = rest[:count], rest[count:]
         (input_tiled, input_flat), (filter_tiled, filter_flat) = input_smem, filter_smem
         block, warpgroup = lax.axis_index("block"), lax.axis_index("warpgroup")
         my_tiles = lax.div(self.geometry.tiles - block + self.blocks - 1, self.blocks)
@@ -199,10 +195,9 @@ class _Kernel:
         @pl.when(warpgroup < _PRODUCER)
         def _() -> None:
             plgpu.set_max_registers(_CONSUMER_REGISTERS, action="increase")
-            multiply = functools.partial(self.multiply, warpgroup, input_tiled, filter_tiled, full, empty)
-            self.consume(
-                block, warpgroup, my_tiles, multiply, side_gmem, result_gmem, output_smem, side_smem, side_full, turn
-            )
+            multiply = functools.partial(self.multiply, warpgroup, input_tiled, filter_tiled, full, empty, ahead)
+            sides = _Sides(self, warpgroup, side_gmem, side_smem, side_full, vector_smem, vector_full)
+            self.consume(block, warpgroup, my_tiles, multiply, sides, result_gmem, output_smem, turn)
 
     def produce(
         self,
@@ -246,39 +241,38 @@ class _Kernel:
         warpgroup: jax.Array,
         my_tiles: jax.Array,
         multiply: Callable[[jax.Array], tuple[jax.Array, ...]],
-        side_gmem: Sequence[Any],
+        sides: _Sides,
         result_gmem: Sequence[Any],
         output_smem: Sequence[Any],
-        side_smem: Sequence[Any],
-        side_full: Any,
         turn: Any,
     ) -> None:
         """Computes this consumer's half of every tile."""
         geometry, epilogue = self.geometry, self.epilogue
         output_gmem, amax_gmem = result_gmem[: len(epilogue.outputs)], result_gmem[len(epilogue.outputs) :]
-        scalars = {i: side_gmem[i][0] for i in epilogue.scalars}
-        fetch = functools.partial(self.fetch_sides, warpgroup, side_gmem, side_smem, side_full)
 
         def tile(i: jax.Array, maxima: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
             whole = geometry.origin(block + i * self.blocks)
             origin = geometry.warpgroup_origin(whole, warpgroup)
+            sides.fetch_vectors(origin)
             for column_block in range(min(self.side_slots, self.column_blocks)):
-                fetch(origin, column_block)
+                sides.fetch(origin, column_block)
             pieces = multiply(i)
             inside = self.rows_inside(origin) if epilogue.amax_count and not geometry.covers_exactly else None
 
+            sides.await_vectors()
             for q in range(self.column_blocks):
-                value = self.side_reader(q, origin, warpgroup, scalars, side_gmem, side_smem, side_full)
                 first = q * self.columns
                 piece, column = divmod(first, self.config.piece_features)
-                tensors, magnitudes = epilogue.evaluate(pieces[piece][:, column : column + self.columns], value)
+                tensors, magnitudes = epilogue.evaluate(
+                    pieces[piece][:, column : column + self.columns], sides.reader(q), reciprocal=_reciprocal
+                )
                 maxima = tuple(
                     jnp.maximum(old, self.largest(new, origin, first, inside))
                     for old, new in zip(maxima, magnitudes, strict=True)
                 )
                 self.store(q, tensors, origin, warpgroup, output_smem, output_gmem)
                 if q + self.side_slots < self.column_blocks:
-                    fetch(origin, q + self.side_slots)
+                    sides.fetch(origin, q + self.side_slots)
             return maxima
 
         rows = plgpu.Layout.WGMMA.reduce(1)
@@ -291,7 +285,14 @@ class _Kernel:
     # The reduction
 
     def multiply(
-        self, warpgroup: jax.Array, input_tiled: Any, filter_tiled: Any, full: Any, empty: Any, i: jax.Array
+        self,
+        warpgroup: jax.Array,
+        input_tiled: Any,
+        filter_tiled: Any,
+        full: Any,
+        empty: Any,
+        ahead: Any,
+        i: jax.Array,
     ) -> tuple[jax.Array, ...]:
         """The sum over all steps of tile `i` of this block: f32 [BM / 2, BN], in `pieces` along BN."""
         c, steps = self.config, self.geometry.steps
@@ -315,6 +316,12 @@ class _Kernel:
             plgpu.barrier_arrive(empty.at[lax.rem(ordinal, c.stages)])
 
         def in_tensor_core(accumulator: Any) -> Any:
+            if c.lead:
+                # In step, both consumers would run their epilogues at once, and nothing would multiply meanwhile.
+                @pl.when(warpgroup == 1)
+                def _() -> None:
+                    plgpu.barrier_wait(ahead)
+
             @pl.loop(0, steps)
             def _(j: jax.Array) -> None:
                 ordinal, stage = await_stage(j)
@@ -324,6 +331,12 @@ class _Kernel:
                 @pl.when(j >= c.delay)
                 def _() -> None:
                     release(ordinal - c.delay)
+
+                if c.lead:
+
+                    @pl.when((warpgroup == 0) & (j == c.lead - 1))
+                    def _() -> None:
+                        plgpu.barrier_arrive(ahead)
 
             plgpu.wgmma_wait(0)
             for late in reversed(range(min(c.delay, steps))):
@@ -353,51 +366,6 @@ class _Kernel:
         return sums
 
     # The epilogue
-
-    def fetch_sides(
-        self,
-        warpgroup: jax.Array,
-        side_gmem: Sequence[Any],
-        side_smem: Sequence[Any],
-        side_full: Any,
-        origin: Origin,
-        column_block: int,
-    ) -> None:
-        """Asks for one block of columns of every side tensor."""
-        slot = column_block % self.side_slots
-        for position, (_, flat) in zip(self.epilogue.tensors, side_smem, strict=True):
-            source = side_gmem[position].at[self.output_box(origin, column_block)]
-            plgpu.copy_gmem_to_smem(source, flat.at[warpgroup, slot], side_full.at[warpgroup * self.side_slots + slot])
-
-    def side_reader(
-        self,
-        column_block: int,
-        origin: Origin,
-        warpgroup: jax.Array,
-        scalars: dict[int, jax.Array],
-        side_gmem: Sequence[Any],
-        side_smem: Sequence[Any],
-        side_full: Any,
-    ) -> Callable[[int], jax.Array]:
-        """What `Epilogue.evaluate` asks for the side operands of one block of columns."""
-        shape = (self.config.warpgroup_pixels, self.columns)
-        slot = column_block % self.side_slots
-        blocks: dict[int, jax.Array] = {}
-        if self.epilogue.tensors:
-            plgpu.barrier_wait(side_full.at[warpgroup * self.side_slots + slot])
-            for position, (tiled, _) in zip(self.epilogue.tensors, side_smem, strict=True):
-                blocks[position] = tiled[warpgroup, slot].astype(jnp.float32)
-
-        def read(position: int) -> jax.Array:
-            if position in scalars:
-                return scalars[position]
-            if position in blocks:
-                return blocks[position]
-            features = pl.ds(origin.k + column_block * self.columns, self.columns)
-            vector = _load(side_gmem[position].at[features], plgpu.Layout.WGMMA.reduce(0))
-            return lax.broadcast_in_dim(vector, shape, (1,))
-
-        return read
 
     def store(
         self,
@@ -474,6 +442,80 @@ class _Kernel:
             block = jnp.where(column < features - origin.k - first, block, 0.0)
         largest = block.max(axis=1)
         return largest if inside is None else jnp.where(inside, largest, 0.0)
+
+
+class _Sides:
+    """The side operands of one consumer: vectors and tensors come through shared memory, asked for before the sums."""
+
+    def __init__(
+        self,
+        kernel: _Kernel,
+        warpgroup: jax.Array,
+        gmem: Sequence[Any],
+        smem: Sequence[Any],
+        full: Any,
+        vector_smem: Sequence[Any],
+        vector_full: Any,
+    ) -> None:
+        self.kernel, self.epilogue, self.slots = kernel, kernel.epilogue, kernel.side_slots
+        self.warpgroup, self.gmem = warpgroup, gmem
+        self.smem, self.full = smem, full
+        self.vector_smem = dict(zip(self.epilogue.vectors, vector_smem, strict=True))
+        self.vector_full = vector_full
+        self.scalars = {i: gmem[i][0] for i in self.epilogue.scalars}
+
+    def fetch_vectors(self, origin: Origin) -> None:
+        """Asks for the part of every vector that belongs to a tile."""
+        for i, smem in self.vector_smem.items():
+            source = self.gmem[i].at[pl.ds(origin.k, self.kernel.config.tile_features)]
+            plgpu.copy_gmem_to_smem(source, smem.at[self.warpgroup], self.vector_full.at[self.warpgroup])
+
+    def await_vectors(self) -> None:
+        if self.vector_smem:
+            plgpu.barrier_wait(self.vector_full.at[self.warpgroup])
+
+    def fetch(self, origin: Origin, column_block: int) -> None:
+        """Asks for one block of columns of every side tensor."""
+        slot = column_block % self.slots
+        full = self.full.at[self.warpgroup * self.slots + slot] if self.epilogue.tensors else None
+        for i, (_, flat) in zip(self.epilogue.tensors, self.smem, strict=True):
+            source = self.gmem[i].at[self.kernel.output_box(origin, column_block)]
+            plgpu.copy_gmem_to_smem(source, flat.at[self.warpgroup, slot], full)
+
+    def reader(self, column_block: int) -> Callable[[int], jax.Array]:
+        """What `Epilogue.evaluate` asks for the side operands of one block of columns."""
+        columns = self.kernel.columns
+        shape = (self.kernel.config.warpgroup_pixels, columns)
+        slot = column_block % self.slots
+        blocks: dict[int, jax.Array] = {}
+        if self.epilogue.tensors:
+            plgpu.barrier_wait(self.full.at[self.warpgroup * self.slots + slot])
+            for i, (tiled, _) in zip(self.epilogue.tensors, self.smem, strict=True):
+                blocks[i] = tiled[self.warpgroup, slot].astype(jnp.float32)
+
+        def read(i: int) -> jax.Array:
+            if i in self.scalars:
+                return self.scalars[i]
+            if i in blocks:
+                return blocks[i]
+            part = self.vector_smem[i].at[self.warpgroup, pl.ds(column_block * columns, columns)]
+            return lax.broadcast_in_dim(_load(part, plgpu.Layout.WGMMA.reduce(0)), shape, (1,))
+
+        return read
+
+
+def _reciprocal(block: jax.Array) -> jax.Array:
+    """1 / block in one instruction; a division takes twenty."""
+
+    @plgpu.inline_mgpu(
+        arg_types=(plgpu.Layout.WGMMA,),
+        return_type=plgpu.ShapeDtypeStruct(block.shape, jnp.float32, layout=plgpu.Layout.WGMMA),
+    )
+    def reciprocal(_: Any, a: Any) -> Any:
+        return a._pointwise(a._lift_fast_instr("rcp.approx.ftz.f32"))
+
+    result: jax.Array = reciprocal(block)
+    return result
 
 
 def _two_views(leading: tuple[int, ...], box: tuple[int, ...], columns: int, dtype: Any) -> Any:
