@@ -16,17 +16,28 @@ from jax.sharding import PartitionSpec as P
 
 import xla_fp8
 from tests.jit.programs import assert_close, inputs, layer, quantize, tensors, wide_layer
+from xla_fp8.backends.protocol import Config, Implementation
 from xla_fp8.backends.registry import ReferenceBackend
+from xla_fp8.target import GraphCall
 
 COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
 
 
 @dataclasses.dataclass(frozen=True)
 class OpaqueBackend(ReferenceBackend):
-    """The reference, but behind custom partitioning, as a kernel that XLA cannot look into."""
+    """The reference, but behind custom partitioning and for fixed shapes, as a kernel that XLA cannot look into."""
 
     name: str = "opaque"
     opaque: bool = True
+
+    def lower(self, call: GraphCall, config: Config) -> Implementation:
+        run = super().lower(call, config)
+
+        def implementation(*operands: jax.Array) -> tuple[jax.Array, ...]:
+            assert [o.shape for o in operands] == [shape.dimensions for shape in call.operand_shapes]
+            return run(*operands)
+
+        return implementation
 
 
 BACKENDS = [ReferenceBackend(), OpaqueBackend()]

@@ -71,14 +71,18 @@ def mode() -> str:
     return value
 
 
-def config_for(backend: Backend, call: GraphCall, target: Target) -> Config:
+def config_for(backend: Backend, call: GraphCall, target: Target, may_time: bool = True) -> Config:
     """The config with which `backend` is to run `call`: from the cache, by timing, or by the backend's heuristic.
+
+    Nothing is timed where `may_time` is not set, nor where the process has no device of the backend's `platform`, if it
+    has that attribute (a program lowered for a GPU on a machine without one).
 
     Raises:
         AutotuneError: XLA_FP8_AUTOTUNE is wrong, or no config can be used.
     """
     configs = backend.configs(call, target)
-    wanted = mode()
+    platform = getattr(backend, "platform", None)
+    wanted = mode() if may_time and platform in (None, jax.default_backend()) else "0"
     if len(configs) <= 1 or not backend.opaque:
         return configs[0]
     key = key_of(backend, call)

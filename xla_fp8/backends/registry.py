@@ -80,12 +80,21 @@ def _cudnn() -> Backend:
     return CudnnBackend()
 
 
+@functools.cache
+def _mosaic() -> Backend:
+    from xla_fp8.backends.mosaic.backend import MosaicBackend
+
+    return MosaicBackend()
+
+
 BACKENDS: Mapping[str, Callable[[], Backend]] = MappingProxyType(
-    {"reference": _reference, "cudnn": _cudnn, "xla": _xla}
+    {"reference": _reference, "mosaic": _mosaic, "cudnn": _cudnn, "xla": _xla}
 )
 """Every backend's name → what makes it. A GPU backend imports its libraries when it is made, not before."""
 
-_AUTO: Mapping[str, tuple[str, ...]] = MappingProxyType({"cuda": ("cudnn", "xla"), "rocm": ("xla",), "tpu": ("xla",)})
+_AUTO: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"cuda": ("mosaic", "cudnn", "xla"), "rocm": ("xla",), "tpu": ("xla",)}
+)
 """What "auto" tries on a platform, fastest first. The reference interprets in f32: right everywhere, fast nowhere, so
 on an accelerator the original chain is better than it."""
 

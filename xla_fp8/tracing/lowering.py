@@ -14,7 +14,9 @@ from jax.interpreters import mlir
 
 from xla_fp8 import _jax_compat
 from xla_fp8.backends import autotune
+from xla_fp8.backends.protocol import Implementation
 from xla_fp8.hlo.literal import numpy_dtype
+from xla_fp8.target import GraphCall
 from xla_fp8.tracing.equations import Jaxpr
 from xla_fp8.tracing.errors import FallbackWarning, RegionError
 from xla_fp8.tracing.inline import flat
@@ -73,9 +75,15 @@ def _merge(context: Any, region: Rewritten, arguments: Sequence[Any]) -> Sequenc
 def _replace(context: Any, region: Rewritten, number: int, operation: Any) -> None:
     """Puts what the backend of a marked call lowers to in its place."""
     call, backend = region.calls[number], region.backends[number]
-    implementation = backend.lower(call, autotune.config_for(backend, call, region.target))
+
+    def lower(call: GraphCall, may_time: bool = True) -> Implementation:
+        return backend.lower(call, autotune.config_for(backend, call, region.target, may_time))
+
     if backend.opaque and _jax_compat.is_partitioned(context):
-        implementation = partitioned(call, implementation)
+        # Shards are lowered while XLA compiles, which is no time to run programs.
+        implementation = partitioned(call, functools.partial(lower, may_time=False))
+    else:
+        implementation = lower(call)
     avals = [jax.core.ShapedArray(shape.dimensions, numpy_dtype(shape.element_type)) for shape in call.operand_shapes]
     jaxpr = jax.make_jaxpr(lambda *operands: tuple(implementation(*operands)))(*avals)
     with mlir.ir.InsertionPoint(operation), operation.location:

@@ -7,7 +7,8 @@ rule), everything else is on every device, and the largest value of a sharded te
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -17,11 +18,16 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from xla_fp8.backends.protocol import Implementation
+from xla_fp8.hlo import Shape
 from xla_fp8.target import GraphCall
 
 
-def partitioned(call: GraphCall, implementation: Implementation) -> Implementation:
-    """`implementation`, split over devices along the batch dimension of `call`."""
+def partitioned(call: GraphCall, lower: Callable[[GraphCall], Implementation]) -> Implementation:
+    """What `lower` makes of `call`, split over devices along its batch dimension.
+
+    Args:
+        lower: makes the function of a call; asked for that of a shard, which has a part of the batch.
+    """
     batched = _batched_operands(call)
     labels = call.dim_labels
     in_batch = [labels.input_batch_dimension, *(labels.output_batch_dimension for _ in batched[1:])]
@@ -50,7 +56,7 @@ def partitioned(call: GraphCall, implementation: Implementation) -> Implementati
         axes = batch_axes(arguments)
 
         def of_a_shard(*operands: jax.Array) -> tuple[jax.Array, ...]:
-            results = implementation(*operands)
+            results = lower(_with_batch(call, operands[0].shape[in_batch[0]]))(*operands)
             if axes is None:
                 return tuple(results)
             return tuple(
@@ -67,7 +73,7 @@ def partitioned(call: GraphCall, implementation: Implementation) -> Implementati
 
     @custom_partitioning
     def split(*operands: jax.Array) -> tuple[jax.Array, ...]:
-        return tuple(implementation(*operands))
+        return tuple(lower(call)(*operands))
 
     split.def_partition(  # type: ignore[no-untyped-call]
         partition=partition,
@@ -75,6 +81,25 @@ def partitioned(call: GraphCall, implementation: Implementation) -> Implementati
         sharding_rule=_sharding_rule(call, batched, in_batch, out_batch),
     )
     return split
+
+
+def _with_batch(call: GraphCall, batch: int) -> GraphCall:
+    """`call` with another batch size."""
+    labels = call.dim_labels
+
+    def resized(shape: Shape, dimension: int) -> Shape:
+        sizes = shape.dimensions
+        return shape.with_dimensions((*sizes[:dimension], batch, *sizes[dimension + 1 :]))
+
+    batched = _batched_operands(call)
+    input, *rest = (
+        resized(shape, labels.output_batch_dimension if index else labels.input_batch_dimension)
+        if is_batched
+        else shape
+        for index, (shape, is_batched) in enumerate(zip(call.operand_shapes, batched, strict=True))
+    )
+    outputs = (resized(shape, labels.output_batch_dimension) if shape.rank else shape for shape in call.output_shapes)
+    return dataclasses.replace(call, operand_shapes=(input, *rest), output_shapes=tuple(outputs))
 
 
 def _batched_operands(call: GraphCall) -> list[bool]:
