@@ -313,6 +313,8 @@ class EpilogueCapture:
         if not self.in_graph(source):
             return None
         bounds = constant_of(low), constant_of(high)
+        if bounds == (0, largest):  # jnp.clip(y, 0, 448): a relu, saturated
+            return Step(instruction, (Op("relu", (source,)),), (source,), tuple(interior), kind="cast")
         if bounds != (-largest, largest):
             shown = " and ".join("a computed value" if b is None else f"{b:g}" for b in bounds)
             self.stop(
@@ -524,7 +526,29 @@ class EpilogueCapture:
                 return stop
         if blocked is not None:
             return blocked
-        return self.stops[-1] if self.stops else None
+        return self.stops[-1] if self.stops else self.unknown_operation(output)
+
+    def unknown_operation(self, output: Step) -> Refusal | None:
+        """What follows the graph's end and is none of its operations, where the chain goes on to an FP8 tensor."""
+        seen: set[HloInstruction] = set()
+        pending = [output.instruction]
+        while pending and len(seen) < _MAX_EXPLORED:
+            for user in pending.pop().users:
+                if user in seen or not user.shape.is_array:
+                    continue
+                seen.add(user)
+                if user.shape.is_fp8:
+                    first = output.instruction.users[0]
+                    return Refusal(
+                        "unknown-operation",
+                        f"{self.described(first)} is, with what follows it, none of the graph's operations",
+                        "use scale, add, relu, relu6, leaky relu or elu; with --dialect=extended also silu, gelu, "
+                        "sigmoid, tanh and a scale for each channel",
+                        first,
+                    )
+                if user.opcode in _POINTWISE:
+                    pending.append(user)
+        return None
 
 
 def build_side(
