@@ -179,8 +179,8 @@ class Builder:
     def convolution(self) -> Array:
         """A convolution of an input and a filter of its own."""
         p = self.program
-        x = self.tensor(_arranged(p.lhs, p.batch, p.features_in, p.sizes), p.x)
-        w = self.tensor(_arranged(p.rhs, p.features_out, p.features_in // p.groups, p.kernel, "OI"), p.w)
+        x = self.tensor(arranged(p.lhs, p.batch, p.features_in, p.sizes), p.x)
+        w = self.tensor(arranged(p.rhs, p.features_out, p.features_in // p.groups, p.kernel, "OI"), p.w)
         if p.x_scale == "direct" and p.x == p.w:
             return self.convolve(self.moved(x), w)
         # Either the FP8 tensor is moved, or what it dequantizes to.
@@ -267,20 +267,20 @@ class Builder:
         y = self.quantize(y)
         if p.form == "two_in_a_row" and y.ndim == len(p.out):
             channel = y.shape[p.lhs.index("C")]
-            w = self.tensor(_arranged(p.rhs, 16, channel, (1,) * len(p.sizes), "OI"), p.w)
+            w = self.tensor(arranged(p.rhs, 16, channel, (1,) * len(p.sizes), "OI"), p.w)
             z = self.convolve(self.dequantize(y, p.x_scale if p.y else "none"), self.dequantize(w, p.w_scale), True)
             extra.append(self.quantize(z))
         return [y, *extra]
 
 
-def _arranged(spec: str, first: int, second: int, spatial: Sequence[int], letters: str = "NC") -> tuple[int, ...]:
+def arranged(spec: str, first: int, second: int, spatial: Sequence[int], letters: str = "NC") -> tuple[int, ...]:
     sizes = dict(zip(letters, (first, second), strict=True)) | dict(zip("DHW"[-len(spatial) :], spatial, strict=True))
     return tuple(sizes[letter] for letter in spec)
 
 
 @st.composite
-def programs(draw: st.DrawFn) -> Program:
-    rank = draw(st.sampled_from((2, 2, 2, 1, 3)))
+def programs(draw: st.DrawFn, ranks: Sequence[int] = (2, 2, 2, 1, 3)) -> Program:
+    rank = draw(st.sampled_from(ranks))
     spatial = "DHW"[-rank:]
 
     def per_dimension(values: Sequence[Any]) -> tuple[Any, ...]:
