@@ -63,7 +63,6 @@ class CudnnBackend:
         """
         if not isinstance(config, Plan):
             raise CudnnError(f"a config of the cudnn backend is a Plan, not {config!r}")
-        ffi.register()
         built = plans.on_device(0).plan(call_text.encode(call), config.name)
         if built.workspace > self.workspace_limit:
             raise CudnnUnsupportedError(

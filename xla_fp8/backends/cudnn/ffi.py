@@ -1,7 +1,7 @@
 """The XLA FFI target that runs a cuDNN graph: a Python function that gets device pointers and XLA's stream.
 
-The call carries the graph itself and the plan's name, so a compiled program that comes out of JAX's persistent cache,
-or is loaded in another process, runs what it was compiled for. With command buffers the function is called while XLA
+The target's name carries the graph itself and the plan, so a compiled program that comes out of JAX's persistent cache
+runs what it was compiled for. With command buffers the function is called while XLA
 records a CUDA graph, and not when the graph runs.
 """
 
@@ -23,37 +23,40 @@ from xla_fp8.target import GraphCall
 TARGET = "xla_fp8.cudnn_graph"
 
 
-def run(call: Any, plan: Any, *buffers: Any) -> None:
-    """What XLA calls.
+@functools.cache
+def target(call: str, plan: str, platform: str = "gpu") -> str:
+    """The name of an FFI target that runs `plan` for `call`; makes it known to XLA, once.
+
+    The graph and the plan are in the name, not in attributes of the call: jax-tvm-ffi 0.1.3 frees string attributes
+    twice ("malloc(): unaligned tcache chunk detected", seen on an H200 where integer attributes ran). Lowering comes
+    before JAX looks into its persistent cache, so a program that comes out of it finds its target.
 
     Args:
         call: `call_text.encode` of the graph call.
         plan: the plan's name.
-        buffers: operands, results, and the workspace last.
+
+    Raises:
+        CudnnMissingError: jax-tvm-ffi is not installed.
     """
-    device = buffers[0].device
-    stream = library.tvm_ffi().get_raw_stream(device)
-    *tensors, workspace = buffers
-    pointers = [tensor.data_ptr() for tensor in tensors]
-    plans.on_device(device.index).run(str(call), str(plan), pointers, workspace.data_ptr(), stream)
-
-
-@functools.cache
-def register(platform: str = "gpu") -> None:
-    """Makes `TARGET` known to XLA, once. Raises CudnnMissingError where jax-tvm-ffi is not installed."""
     tvm_ffi, jax_tvm_ffi = library.tvm_ffi(), library.jax_tvm_ffi()
-    tvm_ffi.register_global_func(TARGET, run, override=True)
+
+    def run(*buffers: Any) -> None:
+        """What XLA calls with operands, results, and the workspace last."""
+        device = buffers[0].device
+        stream = tvm_ffi.get_raw_stream(device)
+        *tensors, workspace = buffers
+        pointers = [tensor.data_ptr() for tensor in tensors]
+        plans.on_device(device.index).run(call, plan, pointers, workspace.data_ptr(), stream)
+
+    name = f"{TARGET} {call} {plan}"
     jax_tvm_ffi.register_ffi_target(
-        TARGET,
-        tvm_ffi.get_global_func(TARGET),
-        arg_spec=["attrs.call", "attrs.plan", "args", "rets"],
-        platform=platform,
-        allow_cuda_graph=True,
+        name, tvm_ffi.convert(run), arg_spec=["args", "rets"], platform=platform, allow_cuda_graph=True
     )
+    return name
 
 
-def implementation(call: GraphCall, plan: str, workspace: int) -> Implementation:
-    """A JAX function of input, filter and side operands that calls the target with one plan.
+def implementation(call: GraphCall, plan: str, workspace: int, platform: str = "gpu") -> Implementation:
+    """A JAX function of input, filter and side operands that calls the target of one plan.
 
     Tensors are asked for channels-last, whatever the order of their dimensions: XLA puts a transpose where one is
     needed, or, better, has the producer write that layout.
@@ -62,8 +65,12 @@ def implementation(call: GraphCall, plan: str, workspace: int) -> Implementation
         call: the graph call.
         plan: the plan's name.
         workspace: bytes.
+        platform: XLA's name of where it runs.
+
+    Raises:
+        CudnnMissingError: jax-tvm-ffi is not installed.
     """
-    text = call_text.encode(call)
+    name = target(call_text.encode(call), plan, platform)
     labels = call.dim_labels
     results = (call.graph.output, *call.graph.aux_outputs)
     # cuDNN reduces in f32; a narrower amax is converted behind the call.
@@ -85,9 +92,9 @@ def implementation(call: GraphCall, plan: str, workspace: int) -> Implementation
             for operand, kind in zip(operands, ["tensor", "tensor", *kinds], strict=True)
         ]
         ffi_call = jax.ffi.ffi_call(
-            TARGET, ffi_types, input_layouts=operand_layouts, output_layouts=result_layouts, vmap_method="sequential"
+            name, ffi_types, input_layouts=operand_layouts, output_layouts=result_layouts, vmap_method="sequential"
         )
-        *outputs, _ = ffi_call(*wide, call=text, plan=plan)
+        *outputs, _ = ffi_call(*wide)
         return tuple(
             output.astype(numpy_dtype(shape.element_type))
             for output, shape in zip(outputs, call.output_shapes, strict=True)
