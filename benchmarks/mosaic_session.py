@@ -1,6 +1,7 @@
 """One session with the Mosaic backend on a Hopper GPU: is it right, and how fast, against XLA in the same process.
 
     python benchmarks/mosaic_session.py --out results.json [--budget-seconds 500] [--only check,bench/14x14]
+    python benchmarks/mosaic_session.py --final --budget-seconds 540 --out final.json
     python benchmarks/mosaic_session.py --dry-run            # no GPU: lowers everything for cuda, measures nothing
 
 Items, each named; `--only` takes comma-separated parts of names, `--skip` likewise:
@@ -266,11 +267,29 @@ def checks() -> list[Case]:
         config = Config(1, 8, 16, features, channels, stages, delay)
         name = f"tile-{features}-{channels}-{stages}-{delay}"
         cases.append(Case(name, (2, 17, 16), 192, (3, 3), 320, config=config))
+    for lead, stages, size in ((1, 4, 16), (2, 3, 16), (3, 4, 64), (2, 6, 64)):
+        config = Config(1, 8, 16, 64, 64, stages, lead=lead)
+        cases.append(Case(f"lead-{lead}-{stages}-{size}", (4, size, size), 192, (3, 3), 320, config=config))
     full_sides = ("f32[]", "f32[K]", "f32[K]", "f8e4m3fn", "f32[]", "f32[]")
     for splits in (3, 9):
         config = Config(4, 2, 16, 64, 128, 4, splits=splits)
         cases.append(
             Case(f"splits-{splits}", **odd, graph=full, sides=full_sides, results=("f32[]", "bf16"), config=config)
+        )
+    for slots, columns in ((2, 32), (4, 32), (1, 64)):
+        config = Config(1, 8, 16, 128, 64, 3, lead=2, columns=columns, side_slots=slots)
+        cases.append(
+            Case(
+                f"columns-{columns}-{slots}",
+                (4, 33, 40),
+                128,
+                (3, 3),
+                272,
+                graph=full,
+                sides=full_sides,
+                results=("f32[]", "bf16"),
+                config=config,
+            )
         )
     for features, pieces, splits in ((256, 2, 1), (192, 2, 1), (160, 1, 1), (128, 1, 3)):
         config = Config(1, 8, 16, features, 128, 3, promote=True, pieces=pieces, splits=splits)
@@ -358,6 +377,16 @@ BENCH: dict[str, Shape5] = {
     **resnet50(256),
 }
 """First shapes of every kind, then all of each network."""
+
+FINAL = (
+    *("64x64-256", "resnet64/3x3-28-128", "sd2/64-320", "resnet64/1x1-14-256-1024", "resnet64/3x3-56-64"),
+    *("sd2/32-640", "resnet64/3x3-28-256-s2", "resnet64/3x3-14-256", "sd2/16-1280", "resnet64/1x1-56-64-256"),
+    *("sd2/32-1280", "resnet64/3x3-7-512", "convnext64/28-256-1024", "vgg64/56-256-256", "resnet64/1x1-28-512-128"),
+    *("32x32-1024", "sd16/64-640", "sd1/64-320", "resnet64/1x1-56-256-512-s2", "convnext64/7-4096-1024"),
+    *("resnet256/3x3-14-256", "sd1/16-1280", "sd2/64-640", "resnet256/1x1-7-512-2048", "128x128-128"),
+    *("sd1/8-1280", "vgg64/28-512-512", "resnet256/3x3-56-64", "sd16/32-640", "resnet64/1x1-14-1024-256"),
+)
+"""Shapes of the published comparison, the most telling first: how many there is time for depends on XLA's tuning."""
 
 HIGHEST = ("64x64-256", "28x28-512", "32x32-1024", "128x128-128", "sdxl-64x64-1280", "sd16-64x64-320")
 """Shapes timed with precision="highest" too."""
@@ -706,17 +735,19 @@ def run_variants(session: Session, name: str) -> None:
     best = found.get(session.entries.get(f"summary/{name}/mosaic", {}).get("best_config", ""))
     if best is None or session.dry:
         return
-    changes = [{"delay": 0}, {"delay": 2}, {"stages": best.stages - 1}]
+    changes = [{"lead": 1}, {"lead": 2}, {"lead": 3}, {"delay": 0}, {"stages": best.stages - 1}, {"columns": 32}]
     variants = [dataclasses.replace(best, **change) for change in changes]
     print(f"variants/{name}: {best}", flush=True)
-    contestants(session, f"variants/{name}", case, Inputs.of(case), [v for v in variants if v.delay < v.stages])
+    able = [variant for variant in variants if max(variant.delay, variant.lead) < variant.stages]
+    contestants(session, f"variants/{name}", case, Inputs.of(case), able)
 
 
 def run_baselines(session: Session, names: Sequence[str], wide: bool, tuners: int) -> None:
     """Times XLA's convolutions: compiled `tuners` shapes at once, then timed one by one.
 
     XLA's autotuner takes 25 s for an FP8 convolution, mostly to build cuDNN plans. Several at once may disturb each
-    other's timings, and with them XLA's choice: the published comparison is made with one.
+    other's timings, and with them XLA's choice, and gain nothing (three took 90 and 101 s): the published comparison is
+    made with one.
     """
     kind = "xla_bf16" if wide else "xla_fp8"
     todo = [name for name in names if f"bench/{name}/{kind}" not in session.entries]
@@ -737,6 +768,18 @@ def run_baselines(session: Session, names: Sequence[str], wide: bool, tuners: in
         facts = {"compiled": True, "tuners": len(group), "tuning_s": time.monotonic() - begin}
         for name, case in group:
             measure(session, f"bench/{name}/{kind}", case, futures[name].result, data[name], **facts)
+
+
+def run_final(session: Session, how_many: int) -> None:
+    """Shape by shape: the kernel, then XLA in bf16 and in FP8, tuned alone. Cut short, it leaves whole rows."""
+    for name in FINAL:
+        if session.time_left < 50:
+            print(f"out of time before {name}", flush=True)
+            return
+        if f"summary/{name}/mosaic" not in session.entries:
+            run_bench(session, name, how_many)
+        for wide in (True, False):
+            run_baselines(session, [name], wide, tuners=1)
 
 
 def run_ceiling(session: Session, name: str) -> None:
@@ -821,6 +864,7 @@ def main() -> None:
     parser.add_argument(
         "--tuners", type=int, default=1, help="XLA convolutions compiled at once (disturbs their choice)"
     )
+    parser.add_argument("--final", action="store_true", help="only the published comparison: `FINAL`, in its order")
     parser.add_argument("--dry-run", action="store_true", help="lower for cuda on this machine and measure nothing")
     args = parser.parse_args()
     only, skip = [p for p in args.only.split(",") if p], [p for p in args.skip.split(",") if p]
@@ -834,6 +878,10 @@ def main() -> None:
         print(f"jax {jax.__version__}; {[d.device_kind for d in jax.devices()]}; {' '.join(sys.argv)}", flush=True)
         begin = time.monotonic()
         threading.Thread(target=session.watch, daemon=True).start()
+        if args.final:
+            run_final(session, min(args.configs, 4))
+            print(f"\n{table(session.entries)}\n{time.monotonic() - begin:.0f} s", flush=True)
+            return
         cases = [c for c in checks() if wanted(f"check/{c.name}") and f"check/{c.name}" not in entries]
         run_checks(session, cases)
         print(f"checks took {time.monotonic() - begin:.0f} s", flush=True)

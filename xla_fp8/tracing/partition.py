@@ -91,15 +91,14 @@ def _with_batch(call: GraphCall, batch: int) -> GraphCall:
         sizes = shape.dimensions
         return shape.with_dimensions((*sizes[:dimension], batch, *sizes[dimension + 1 :]))
 
-    batched = _batched_operands(call)
-    input, *rest = (
-        resized(shape, labels.output_batch_dimension if index else labels.input_batch_dimension)
-        if is_batched
-        else shape
-        for index, (shape, is_batched) in enumerate(zip(call.operand_shapes, batched, strict=True))
-    )
-    outputs = (resized(shape, labels.output_batch_dimension) if shape.rank else shape for shape in call.output_shapes)
-    return dataclasses.replace(call, operand_shapes=(input, *rest), output_shapes=tuple(outputs))
+    input, *rest = call.operand_shapes
+    operands = [resized(input, labels.input_batch_dimension)]
+    operands += [
+        resized(shape, labels.output_batch_dimension) if is_batched else shape
+        for shape, is_batched in zip(rest, _batched_operands(call)[1:], strict=True)
+    ]
+    outputs = [resized(shape, labels.output_batch_dimension) if shape.rank else shape for shape in call.output_shapes]
+    return dataclasses.replace(call, operand_shapes=tuple(operands), output_shapes=tuple(outputs))
 
 
 def _batched_operands(call: GraphCall) -> list[bool]:
