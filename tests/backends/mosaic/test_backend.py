@@ -1,0 +1,202 @@
+"""What the Mosaic backend takes, and what it says of what it does not take; that it is what "auto" means on Hopper."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import xla_fp8
+from xla_fp8.backends import autotune
+from xla_fp8.backends.example_calls import graph_call
+from xla_fp8.backends.mosaic.backend import MosaicBackend, MosaicError
+from xla_fp8.backends.mosaic.configs import Config
+from xla_fp8.backends.protocol import Backend, No
+from xla_fp8.backends.registry import backends_for, choose
+from xla_fp8.target import GraphCall, Target
+
+H200 = Target.parse("h200")
+SCALE = "1:[f32]conv();2:[f8e4m3fn]scale(1);"
+
+
+def call(**changes: Any) -> GraphCall:
+    return graph_call(SCALE, **changes)
+
+
+def with_filter_type(type: str) -> GraphCall:
+    base = call()
+    operands = list(base.operand_shapes)
+    operands[1] = operands[1].with_element_type(type)
+    return dataclasses.replace(base, operand_shapes=tuple(operands))
+
+
+def with_output_type(type: str) -> GraphCall:
+    base = call()
+    return dataclasses.replace(base, output_shapes=(base.output_shapes[0].with_element_type(type),))
+
+
+SUPPORTED = {
+    "NHWC": call(),
+    "NCHW": call(labels="bf01_oi01->bf01"),
+    "HWIO": call(labels="b01f_01io->b01f"),
+    "1-D": call(image=(40,), filter=(3,)),
+    "3-D that is 2-D": call(image=(4, 8, 8), filter=(1, 3, 3)),
+    "1x1": call(filter=(1, 1)),
+    "strided": call(window="{size=3x3 stride=2x2 pad=1_1x1_1}"),
+    "dilated": call(window="{size=3x3 pad=2_2x2_2 rhs_dilate=2x2}"),
+    "reversed": call(window="{size=3x3 pad=1_1x1_1 rhs_reversal=1x1}"),
+    "negative padding": call(window="{size=3x3 pad=-1_-1x-1_-1}"),
+    "few channels": call(channels=16, features=16),
+    "many channels": call(channels=4096, features=4096),
+    "odd channels": call(channels=208, features=1008),
+    "e5m2": call(types=("f8e5m2", "f8e5m2")),
+}
+
+
+@pytest.mark.parametrize("name", SUPPORTED)
+@pytest.mark.parametrize("precision", ["default", "highest"])
+def test_what_it_runs(name: str, precision: Any) -> None:
+    backend = MosaicBackend(precision)
+    assert backend.supports(SUPPORTED[name], H200).ok
+    assert backend.configs(SUPPORTED[name], H200)
+
+
+REFUSED = {
+    "groups": (call(groups=2), "the kernel has no grouped convolutions, and this one has 2 groups"),
+    "input channels": (call(channels=24), "rows of multiples of 16 bytes, and this convolution has 24 input channels"),
+    "output channels": (call(features=8), "rows of multiples of 16 bytes, and this convolution has 8 output channels"),
+    "input dilation": (
+        call(window="{size=3x3 pad=1_1x1_1 lhs_dilate=2x2}"),
+        "this convolution dilates it (an input gradient of a strided convolution)",
+    ),
+    "3-D": (
+        call(image=(4, 8, 8), filter=(3, 3, 3)),
+        "the kernel has two spatial dimensions, and this convolution has 3",
+    ),
+    "empty": (call(batch=0), "a tensor without elements needs no kernel"),
+    "bf16 filter": (with_filter_type("bf16"), "multiplies f8e4m3fn and f8e5m2, and the operands are f8e4m3fn and bf16"),
+    "s8 output": (with_output_type("s8"), "the kernel stores f8e4m3fn, f8e5m2, bf16, f16, f32, not s8"),
+    "f64 residual": (
+        graph_call("1:[f32]conv();2:[f8e4m3fn]add(1);", side="f64"),
+        "the kernel adds tensors of f8e4m3fn, f8e5m2, bf16, f16, f32, and add has one of f64",
+    ),
+    "many tensors": (
+        graph_call("1:[f32]conv();" + "".join(f"{i}:[f32]add({i - 1});" for i in range(2, 30)), image=(64, 64)),
+        "no tile fits the shared memory of a multiprocessor",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_it_refuses_and_why(name: str) -> None:
+    refused, reason = REFUSED[name]
+    backend = MosaicBackend()
+    verdict = backend.supports(refused, H200)
+    assert not verdict.ok
+    assert reason in verdict.reason
+    assert not backend.configs(refused, H200)
+
+
+@pytest.mark.parametrize("target", ["a100", "l40s", "b200"])
+def test_only_hopper_has_its_instruction(target: str) -> None:
+    verdict = MosaicBackend().supports(call(), Target.parse(target))
+    assert not verdict.ok
+    assert "needs compute capability 9.0 (Hopper), and the target has" in verdict.reason
+
+
+def test_mixed_types_need_jax_0_11() -> None:
+    verdict = MosaicBackend().supports(call(types=("f8e4m3fn", "f8e5m2")), H200)
+    if jax.__version_info__ >= (0, 11):
+        assert verdict.ok
+    else:
+        assert f"JAX {jax.__version__} cannot multiply f8e4m3fn by f8e5m2 in a kernel" in verdict.reason
+
+
+def test_lowering_what_is_refused_is_an_error_with_the_reason() -> None:
+    with pytest.raises(MosaicError, match="does not run this convolution: the kernel has no grouped convolutions"):
+        MosaicBackend().lower(call(groups=2), Config(1, 8, 16, 32, 32, 4))
+
+
+def test_auto_on_a_gpu_asks_mosaic_first() -> None:
+    backends = backends_for("auto", "cuda")
+    assert [backend.name for backend in backends] == ["mosaic", "cudnn", "xla"]
+    assert choose(backends, call(), H200) == MosaicBackend()
+
+
+def test_the_reasons_of_all_backends_are_told() -> None:
+    refusing = [MosaicBackend(), *backends_for("xla", "cuda")]
+    chosen = choose(refusing, call(groups=2), H200)
+    assert isinstance(chosen, No)
+    assert "mosaic: the kernel has no grouped convolutions" in chosen.reason
+    assert "xla: " in chosen.reason
+
+
+def test_nothing_is_timed_where_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XLA_FP8_AUTOTUNE", "force")
+    monkeypatch.setattr(autotune, "tune", lambda *_: pytest.fail("timed"))
+    backend: Backend = MosaicBackend()
+    assert autotune.config_for(backend, call(), H200) == backend.configs(call(), H200)[0]
+
+
+def test_precisions_are_different_backends() -> None:
+    assert MosaicBackend("highest") != MosaicBackend()
+    assert repr(MosaicBackend("highest")) != repr(MosaicBackend())
+    assert all(config.promote for config in MosaicBackend("highest").configs(call(), H200))
+
+
+# Through jit, lowered for a GPU that is not there.
+
+
+def layer(x: jax.Array, w: jax.Array, scale: jax.Array) -> tuple[jax.Array, jax.Array]:
+    y = jax.lax.conv_general_dilated(
+        x.astype(jnp.float32), w.astype(jnp.float32), (1, 1), "SAME", dimension_numbers=("NHWC", "OHWI", "NHWC")
+    )
+    y = jax.nn.silu(y * scale)
+    return jnp.clip(y, -448, 448).astype(jnp.float8_e4m3fn), jnp.max(jnp.abs(y))
+
+
+ARGUMENTS = (
+    np.zeros((2, 14, 14, 64), jnp.float8_e4m3fn),
+    np.zeros((64, 3, 3, 64), jnp.float8_e4m3fn),
+    np.float32(1),
+)
+
+
+def text_for_cuda(function: Any, *arguments: Any, **options: Any) -> str:
+    traced = xla_fp8.jit(function, **options).trace(*arguments)
+    return str(traced.lower(lowering_platforms=("cuda",)).as_text())
+
+
+def test_jit_lowers_to_the_kernel() -> None:
+    text = text_for_cuda(layer, *ARGUMENTS)
+    assert text.count("custom_call @mosaic_gpu") == 1
+    assert "stablehlo.convolution" not in text
+
+
+def test_scan_and_vmap_lower_to_one_kernel() -> None:
+    x, w, scale = ARGUMENTS
+
+    def scanned(x: jax.Array, w: jax.Array, scale: jax.Array) -> Any:
+        return jax.lax.scan(lambda x, _: layer(x, w, scale), x, None, length=4)
+
+    for text in (
+        text_for_cuda(scanned, x, w, scale),
+        text_for_cuda(jax.vmap(layer, (0, None, None)), np.zeros((3, *x.shape), x.dtype), w, scale),
+    ):
+        assert text.count("custom_call @mosaic_gpu") == 1
+        assert "stablehlo.convolution" not in text
+
+
+def test_the_same_program_lowers_to_the_same_text() -> None:
+    """JAX's compilation cache finds it again in another process."""
+    first = text_for_cuda(layer, *ARGUMENTS)
+    jax.clear_caches()
+    assert text_for_cuda(layer, *ARGUMENTS) == first
+
+
+def test_highest_precision_through_jit() -> None:
+    assert text_for_cuda(layer, *ARGUMENTS, backend=MosaicBackend("highest")) != text_for_cuda(layer, *ARGUMENTS)

@@ -1,0 +1,135 @@
+"""Configs: what is generated fits the machine, covers the problem, and puts first what was fastest when measured."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+
+from xla_fp8.backends.mosaic import configs
+from xla_fp8.backends.mosaic.configs import SHARED_MEMORY, SUMS, Config, Footprint, fits, generate, shared_memory
+from xla_fp8.backends.mosaic.geometry import Geometry
+from xla_fp8.backends.mosaic.problem import Problem
+
+
+def same(batch: int, size: int, channels: int, features: int, taps: int = 3, stride: int = 1) -> Problem:
+    out = -(-size // stride)
+    total = max((out - 1) * stride + taps - size, 0)
+    return Problem(
+        *(batch, size, size, channels, features, out, out),
+        taps=(taps, taps),
+        stride=(stride, stride),
+        padding=(total // 2, total // 2),
+    ).flattened()
+
+
+PROBLEMS = {
+    "resnet": same(64, 28, 128, 128),
+    "resnet small": same(64, 7, 512, 512),
+    "resnet stride": same(64, 56, 128, 128, stride=2),
+    "pointwise": same(64, 56, 256, 64, taps=1),
+    "diffusion": same(2, 64, 320, 320),
+    "diffusion tiny": same(1, 8, 1280, 1280),
+    "odd": same(3, 13, 208, 144),
+    "patches": same(2, 32, 48, 96, taps=4, stride=4),
+    "least": same(1, 1, 16, 16, taps=1),
+    "large": same(256, 56, 1024, 2048),
+}
+FOOTPRINTS = {
+    "fp8": Footprint(),
+    "f32": Footprint((4,)),
+    "residual": Footprint((1,), (2,), 1),
+    "copy": Footprint((1, 2), (1,), 2),
+    "heavy": Footprint((4, 2), (4, 4), 3),
+}
+
+
+@pytest.mark.parametrize("promote", [False, True])
+@pytest.mark.parametrize("footprint", FOOTPRINTS)
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_every_config_fits_and_can_be_cut(name: str, footprint: str, promote: bool) -> None:
+    problem, needed = PROBLEMS[name], FOOTPRINTS[footprint]
+    found = generate(problem, needed, promote)
+    assert 1 <= len(found) <= 8
+    assert len(set(found)) == len(set(map(str, found))) == len(found), "a config's name is its key in the cache"
+    for config in found:
+        assert fits(config, needed)
+        assert shared_memory(config, needed) <= SHARED_MEMORY
+        assert config.promote == promote
+        assert config.stages >= 3
+        geometry = Geometry(problem, config)
+        n, h, w = geometry.warpgroup_box()
+        assert 2 * n * h * w == config.tile_pixels, "a consumer's half is not a box"
+        taps = math.prod(problem.taps)
+        assert geometry.steps * config.splits == taps * geometry.channel_blocks, "a split leaves steps out"
+        assert 0 <= config.lead < config.stages
+        assert not config.lead or geometry.steps >= config.stages, "the leader would lap the other consumer"
+        columns = (SUMS if config.splits > 1 else needed).columns(config)
+        assert config.piece_features % columns == 0
+        assert columns >= configs.MIN_COLUMNS
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_no_config_is_mostly_waste(name: str) -> None:
+    problem = PROBLEMS[name]
+    best = generate(problem, Footprint())[0]
+    computed = configs.tile_count(problem, best) / best.splits * best.tile_pixels * best.tile_features
+    needed = problem.pixels * problem.features
+    if needed > 1 << 20:
+        assert computed <= 1.35 * needed
+
+
+def test_a_split_needs_a_machine_with_room() -> None:
+    for config in generate(same(64, 28, 256, 256), Footprint()):
+        assert config.splits == 1
+    assert generate(same(1, 8, 1280, 1280), Footprint())[0].splits > 1
+
+
+def test_small_blocks_only_where_they_make_room_for_stages() -> None:
+    problem = same(32, 64, 256, 256)
+    assert generate(problem, Footprint())[0].columns == 0
+    residual = generate(problem, Footprint((1,), (2,), 1))[0]
+    assert residual.columns == configs.MIN_COLUMNS
+    assert residual.tile_pixels * residual.tile_features == 256 * 128, "the epilogue must not make the tile smaller"
+
+
+def test_wide_promoted_tiles_are_for_short_reductions() -> None:
+    wide = [c for c in generate(same(16, 32, 1024, 1024), Footprint(), True) if c.tile_features > c.tile_pixels]
+    assert all(config.pieces == 1 for config in wide)
+
+
+def test_a_config_that_does_not_fit() -> None:
+    good = Config(1, 8, 16, 128, 128, 4)
+    assert fits(good, Footprint())
+    for bad in (
+        {"stages": 8},  # shared memory
+        {"tile_height": 32, "tile_features": 256},  # registers
+        {"tile_features": 272},  # one copy moves at most 256 rows
+        {"tile_height": 4},  # a consumer's half is less than one instruction has
+        {"delay": 4},
+        {"lead": 4},
+    ):
+        assert not fits(dataclasses.replace(good, **bad), Footprint()), bad
+
+
+MEASURED = {
+    # Microseconds on an H200, 2026-11-30, jax 0.11.2: the configs of each shape that were timed.
+    "64x64-256": (same(32, 64, 256, 256), {(256, 128, 1): 107.8, (128, 256, 1): 115.3, (128, 128, 1): 140.0}),
+    "56x56-128": (same(64, 56, 128, 128), {(256, 128, 1): 45.8, (256, 64, 1): 51.5, (128, 128, 1): 53.0}),
+    "14x14-512": (same(64, 14, 512, 512), {(256, 64, 1): 43.2, (128, 128, 1): 48.1, (256, 128, 1): 54.6}),
+    "7x7-512": (same(64, 7, 512, 512), {(128, 128, 1): 16.8, (256, 64, 1): 19.0, (256, 128, 2): 21.2}),
+    "sdxl": (same(1, 64, 1280, 1280), {(256, 160, 1): 79.1, (128, 160, 1): 84.5, (256, 160, 2): 117.3}),
+    "1x1": (same(64, 56, 256, 256, taps=1), {(128, 256, 1): 32.6, (256, 128, 1): 33.8, (128, 128, 1): 34.6}),
+    "stride 2": (same(64, 56, 128, 128, stride=2), {(256, 64, 1): 16.2, (128, 128, 1): 16.9, (256, 128, 1): 19.2}),
+    "sd1/32": (same(1, 32, 640, 640), {(128, 128, 3): 12.3, (256, 64, 3): 12.4, (128, 160, 3): 13.3}),
+    "sd1/8": (same(1, 8, 1280, 1280), {(128, 64, 5): 9.6, (128, 160, 10): 9.6, (128, 64, 6): 10.0}),
+}
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_the_first_config_is_within_a_tenth_of_the_best_measured(name: str) -> None:
+    problem, times = MEASURED[name]
+    first = generate(problem, Footprint())[0]
+    taken = times[first.tile_pixels, first.tile_features, first.splits]
+    assert taken <= 1.1 * min(times.values())

@@ -1,0 +1,101 @@
+"""The kernel lowers for a GPU that is not there: every family of configs, every epilogue; what Mosaic checks holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import pytest
+
+from xla_fp8.backends.example_calls import POINTWISE, TYPES, graph_call
+from xla_fp8.backends.mosaic.backend import MosaicBackend
+from xla_fp8.backends.mosaic.configs import Config
+from xla_fp8.hlo.literal import numpy_dtype
+from xla_fp8.target import GraphCall, Target
+
+H200 = Target.parse("h200")
+SCALE = "1:[f32]conv();2:[f8e4m3fn]scale(1);"
+FULL = (
+    "1:[f32]conv();2:[f32]scale(1);3:[f32]channel_scale(2);4:[f32]bias(3);5:[f32]silu(4);6:[f32]add_scaled(5);"
+    "7:[f32]amax(6);8:[bf16]copy(6);9:[f8e4m3fn]invscale(6);"
+)
+
+
+def lowered(call: GraphCall, config: Config | None = None, precision: Any = "default") -> str:
+    backend = MosaicBackend(precision)
+    assert backend.supports(call, H200).ok, backend.supports(call, H200).reason
+    function = backend.lower(call, config or backend.configs(call, H200)[0])
+    shapes = [
+        jax.ShapeDtypeStruct(shape.dimensions, numpy_dtype(shape.element_type))  # type: ignore[no-untyped-call]
+        for shape in call.operand_shapes
+    ]
+    results = jax.eval_shape(function, *shapes)
+    assert [(r.shape, r.dtype) for r in results] == [
+        (shape.dimensions, numpy_dtype(shape.element_type)) for shape in call.output_shapes
+    ]
+    text = str(jax.jit(function).trace(*shapes).lower(lowering_platforms=("cuda",)).as_text())
+    assert text.count("custom_call @mosaic_gpu") == 1
+    return text
+
+
+CONFIGS = {
+    "square": Config(1, 8, 16, 128, 128, 4),
+    "tall": Config(2, 16, 8, 64, 64, 4),
+    "wide tile": Config(1, 8, 16, 256, 64, 3),
+    "images": Config(128, 1, 1, 32, 32, 8),
+    "row": Config(1, 1, 256, 96, 64, 4, delay=0),
+    "column": Config(1, 128, 1, 160, 64, 4, delay=3),
+    "lead": Config(1, 16, 16, 128, 64, 3, lead=2),
+    "columns": Config(1, 16, 16, 128, 64, 3, columns=32, side_slots=2),
+    "promote": Config(1, 8, 16, 128, 128, 3, promote=True),
+    "promote in pieces": Config(1, 8, 16, 256, 64, 3, promote=True, pieces=2),
+    "split": Config(1, 8, 16, 64, 128, 4, splits=3),
+    "promoted split": Config(1, 8, 16, 64, 128, 4, promote=True, splits=9),
+}
+
+
+@pytest.mark.parametrize("graph", [SCALE, FULL], ids=["scale", "full"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_family_of_configs(name: str, graph: str) -> None:
+    lowered(graph_call(graph, batch=3, image=(17, 19), channels=160, features=176), CONFIGS[name])
+
+
+@pytest.mark.parametrize("op", POINTWISE)
+def test_every_op(op: str) -> None:
+    lowered(graph_call(f"1:[f32]conv();2:[f32]{op}(1);3:[f32]amax(2);4:[bf16]scale(2);", features=48))
+
+
+@pytest.mark.parametrize("type", TYPES)
+def test_every_type_of_outputs_and_residuals(type: str) -> None:
+    lowered(graph_call(f"1:[f32]conv();2:[f32]scale(1);3:[{type}]add(2);", side=type, features=80))
+
+
+WINDOWS = {
+    "stride 2": {"window": "{size=3x3 stride=2x2 pad=0_1x0_1}"},
+    "stride 2, odd channels": {"window": "{size=3x3 stride=2x2 pad=1_1x1_1}", "channels": 48, "image": (15, 17)},
+    "stride 3 and 1": {"window": "{size=3x3 stride=3x1 pad=1_1x1_1}"},
+    "patches": {"filter": (4, 4), "window": "{size=4x4 stride=4x4}"},
+    "dilation": {"window": "{size=3x3 pad=2_2x3_3 rhs_dilate=2x3}"},
+    "reversal": {"window": "{size=3x3 pad=1_1x1_1 rhs_reversal=1x1}"},
+    "negative padding": {"window": "{size=3x3 pad=-1_-2x-2_-1}"},
+    "1-D": {"image": (40,), "filter": (5,)},
+    "3-D": {"image": (4, 8, 8), "filter": (1, 3, 3)},
+    "1x1": {"filter": (1, 1)},
+    "NCHW": {"labels": "bf01_oi01->bf01"},
+    "few channels": {"channels": 16, "features": 16},
+    "e5m2": {"types": ("f8e5m2", "f8e5m2")},
+}
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_every_kind_of_convolution(name: str) -> None:
+    lowered(graph_call(SCALE, **WINDOWS[name]))
+
+
+@pytest.mark.parametrize("precision", ["default", "highest"])
+@pytest.mark.parametrize("size", [(64, 7, 512), (2, 64, 320), (1, 8, 1280), (64, 56, 64)], ids=str)
+def test_the_first_config_of_shapes_in_use(size: tuple[int, int, int], precision: Any) -> None:
+    batch, image, channels = size
+    lowered(
+        graph_call(SCALE, batch=batch, image=(image, image), channels=channels, features=channels), precision=precision
+    )
