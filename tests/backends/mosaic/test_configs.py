@@ -40,7 +40,7 @@ FOOTPRINTS = {
     "fp8": Footprint(),
     "f32": Footprint((4,)),
     "residual": Footprint((1,), (2,), 1),
-    "copy": Footprint((1, 2), (1,), 2),
+    "copy": Footprint((1, 2), (1,), 2, True),
     "heavy": Footprint((4, 2), (4, 4), 3),
 }
 

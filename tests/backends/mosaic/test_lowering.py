@@ -99,3 +99,11 @@ def test_the_first_config_of_shapes_in_use(size: tuple[int, int, int], precision
     lowered(
         graph_call(SCALE, batch=batch, image=(image, image), channels=channels, features=channels), precision=precision
     )
+
+
+def test_shared_memory_is_counted_as_pallas_counts_it() -> None:
+    """Six stages, two vectors and an amax in what is left: lowering refuses a byte too many."""
+    graph = "1:[f32]conv();2:[f32]channel_scale(1);3:[f32]bias(2);4:[f8e4m3fn]relu(3);5:[f32]amax(3);"
+    call = graph_call(graph, batch=20, image=(3, 40), channels=256, features=32)
+    for config in MosaicBackend().configs(call, H200):
+        lowered(call, config)

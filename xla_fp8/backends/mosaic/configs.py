@@ -25,6 +25,12 @@ SHARED_MEMORY = 227 * 1024
 _BARRIERS = 1024
 """Bytes kept for barriers and what the compiler adds."""
 
+_REDUCTION_SCRATCH = 2048
+"""Bytes that Pallas takes for maxima over warps."""
+
+_ALIGNMENT = 1024
+"""Of every buffer in shared memory."""
+
 _ACCUMULATOR_REGISTERS = 168
 """Registers of a consumer thread that the accumulator may take; it has 232, and the epilogue needs some."""
 
@@ -126,11 +132,13 @@ class Footprint:
         output_sizes: bytes of an element of each tensor that is stored.
         side_sizes: bytes of an element of each tensor that is read.
         vectors: how many vectors along the output channels are read, in f32.
+        amax: whether there is one.
     """
 
     output_sizes: tuple[int, ...] = (1,)
     side_sizes: tuple[int, ...] = ()
     vectors: int = 0
+    amax: bool = False
 
     def columns(self, config: Config) -> int:
         """Output channels that the epilogue works on at a time: as many as a 128-byte row of the widest type holds."""
@@ -154,7 +162,8 @@ class Footprint:
         column = config.tile_pixels * self.columns(config)
         outputs = self.staging_slots(config) * sum(self.output_sizes)
         sides = self.side_slots(config) * sum(self.side_sizes)
-        return column * (outputs + sides) + 4 * CONSUMERS * config.tile_features * self.vectors
+        vector = -(-4 * CONSUMERS * config.tile_features // _ALIGNMENT) * _ALIGNMENT
+        return column * (outputs + sides) + self.vectors * vector + self.amax * _REDUCTION_SCRATCH
 
 
 SUMS = Footprint(output_sizes=(4,))

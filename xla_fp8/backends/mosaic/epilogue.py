@@ -89,6 +89,7 @@ class Epilogue:
             tuple(dtype.itemsize for dtype in self.output_dtypes),
             tuple(dtype.itemsize for dtype in self.tensor_dtypes),
             len(self.vectors),
+            self.amax_count > 0,
         )
 
     def _of_kind(self, kind: SideKind) -> tuple[int, ...]:
