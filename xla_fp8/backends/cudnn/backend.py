@@ -47,6 +47,9 @@ class CudnnBackend:
         """cuDNN's own answer, without device work; No with the pip line where a library is missing."""
         if missing := library.why_missing(("cudnn", "jax_tvm_ffi")):
             return No(missing)
+        if any(node.op == "copy" and node.type == "f32" for node in call.graph):
+            # Measured, as cuDNN says yes to it: every element was wrong (cuDNN 9.19.0, H200, 2026-11-30).
+            return No("cuDNN stores an f32 copy beside the output wrongly; bf16 and f16 copies are right")
         return support(call, target)
 
     def configs(self, call: GraphCall, target: Target) -> Sequence[Config]:
