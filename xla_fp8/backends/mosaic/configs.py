@@ -375,7 +375,7 @@ def predicted_cycles(problem: Problem, config: Config, multiprocessors: int = MU
         wide = config.tile_features > config.tile_pixels
         multiply *= _WIDE_PROMOTE_SLOWDOWN if wide else _PROMOTE_SLOWDOWN
     copy = config.stage_bytes / _COPY_BYTES
-    step = (multiply**_OVERLAP + copy**_OVERLAP) ** (1 / _OVERLAP) + _STEP_OVERHEAD
+    step: float = (multiply**_OVERLAP + copy**_OVERLAP) ** (1 / _OVERLAP) + _STEP_OVERHEAD
     if config.tile_pixels == 256 and config.tile_features <= 64:
         step *= _TALL_SPEEDUP
     epilogue = outputs * _EPILOGUE_CYCLES_PER_ELEMENT * (2 if config.splits > 1 else 1)

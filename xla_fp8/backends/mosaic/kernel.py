@@ -319,7 +319,7 @@ class _Kernel:
             if c.lead:
                 # In step, both consumers would run their epilogues at once, and nothing would multiply meanwhile.
                 @pl.when(warpgroup == 1)
-                def _() -> None:
+                def follow() -> None:
                     plgpu.barrier_wait(ahead)
 
             @pl.loop(0, steps)
@@ -335,7 +335,7 @@ class _Kernel:
                 if c.lead:
 
                     @pl.when((warpgroup == 0) & (j == c.lead - 1))
-                    def _() -> None:
+                    def lead() -> None:
                         plgpu.barrier_arrive(ahead)
 
             plgpu.wgmma_wait(0)
@@ -477,9 +477,9 @@ class _Sides:
     def fetch(self, origin: Origin, column_block: int) -> None:
         """Asks for one block of columns of every side tensor."""
         slot = column_block % self.slots
-        full = self.full.at[self.warpgroup * self.slots + slot] if self.epilogue.tensors else None
         for i, (_, flat) in zip(self.epilogue.tensors, self.smem, strict=True):
             source = self.gmem[i].at[self.kernel.output_box(origin, column_block)]
+            full = self.full.at[self.warpgroup * self.slots + slot]
             plgpu.copy_gmem_to_smem(source, flat.at[self.warpgroup, slot], full)
 
     def reader(self, column_block: int) -> Callable[[int], jax.Array]:
@@ -495,11 +495,13 @@ class _Sides:
 
         def read(i: int) -> jax.Array:
             if i in self.scalars:
-                return self.scalars[i]
+                scalar: jax.Array = self.scalars[i]
+                return scalar
             if i in blocks:
                 return blocks[i]
             part = self.vector_smem[i].at[self.warpgroup, pl.ds(column_block * columns, columns)]
-            return lax.broadcast_in_dim(_load(part, plgpu.Layout.WGMMA.reduce(0)), shape, (1,))
+            vector = _load(part, plgpu.Layout.WGMMA.reduce(0))
+            return lax.broadcast_in_dim(vector, shape, (1,))
 
         return read
 
@@ -507,7 +509,7 @@ class _Sides:
 def _reciprocal(block: jax.Array) -> jax.Array:
     """1 / block in one instruction; a division takes twenty."""
 
-    @plgpu.inline_mgpu(
+    @plgpu.inline_mgpu(  # type: ignore[no-untyped-call,untyped-decorator]
         arg_types=(plgpu.Layout.WGMMA,),
         return_type=plgpu.ShapeDtypeStruct(block.shape, jnp.float32, layout=plgpu.Layout.WGMMA),
     )
