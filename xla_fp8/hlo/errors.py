@@ -33,6 +33,10 @@ class HloParseError(HloError):
     def at(cls, message: str, text: str, position: int, filename: str | None = None) -> HloParseError:
         """The error for offset `position` of `text`; line and column are counted here, only when something fails."""
         position = max(0, min(position, len(text)))
+        found = text[position : position + 1]
+        if found and ord(found) < 32 and not found.isspace():
+            name = "NUL" if found == "\0" else f"control character 0x{ord(found):02x}"
+            message = f"unexpected {name} in the text: is this a binary file? ({message})"
         start = text.rfind("\n", 0, position) + 1
         end = text.find("\n", position)
         line_text = text[start : end if end >= 0 else len(text)]
