@@ -65,6 +65,8 @@ class PipelineOptions:
         print_before_all, print_after_all: around every pass.
         emit: where those prints go.
         only_if_fp8: leave the module as it was when no FP8 graph came of it.
+        undo: keep a copy for that. Without it such a module is not as it was: its report says unchanged, and it is to
+            be thrown away.
     """
 
     verify_input: bool = True
@@ -76,6 +78,7 @@ class PipelineOptions:
     print_after_all: bool = False
     emit: Callable[[str], None] = _to_stderr
     only_if_fp8: bool = True
+    undo: bool = True
 
 
 def parse_pipeline(text: str) -> tuple[str, ...]:
@@ -121,22 +124,23 @@ def run(
     target = Target.parse(target) if isinstance(target, str) else target or Target.default()
     context = Context(dialect, options.fuel, only_fp8=passes is None and options.only_if_fp8)
     report = Report(target=str(target), has_metadata=_has_metadata(module))
-    undo = None
-    if passes is None and options.only_if_fp8:
+    undo, all_or_nothing = None, passes is None and options.only_if_fp8
+    if all_or_nothing:
         if not mentions_fp8(module):
             _record_rest(module, context)
             _fill(report, context, changed=False)
             return report
-        undo = module.clone()
+        undo = module.clone() if options.undo else None
     if names and options.verify_input:
         verify(module)
     changed = False
     for name in names:
         changed |= _run_pass(PASSES[name](context), module, target, options, report)
     _record_rest(module, context)
-    if undo is not None and not context.fell_back and not any(entry.graph for entry in context.entries):
-        module.replace_contents_with(undo)
+    if all_or_nothing and not context.fell_back and not any(entry.graph for entry in context.entries):
         changed = False
+        if undo is not None:
+            module.replace_contents_with(undo)
     _fill(report, context, changed)
     return report
 

@@ -9,6 +9,7 @@ XLA's parser is C++ and aborts the process on some bad text: text from a user go
 
 from __future__ import annotations
 
+import functools
 import importlib
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -371,7 +372,7 @@ def has_own_context(equation: Any) -> bool:
 def is_plain_jit(equation: Any) -> bool:
     """Whether a `jit` equation is only a function call: no shardings, layouts, donation, mesh or compiler options."""
     params = equation.params
-    unspecified = _private("jax._src.sharding_impls", "UNSPECIFIED")
+    unspecified = _unspecified()
     return (
         all(sharding is unspecified for sharding in (*params["in_shardings"], *params["out_shardings"]))
         and all(layout is None for layout in (*params["in_layouts"], *params["out_layouts"]))
@@ -379,6 +380,11 @@ def is_plain_jit(equation: Any) -> bool:
         and not params["compiler_options_kvs"]
         and params["ctx_mesh"].empty
     )
+
+
+@functools.cache
+def _unspecified() -> Any:
+    return _private("jax._src.sharding_impls", "UNSPECIFIED")
 
 
 def evaluate_equations(jaxpr: Any, arguments: Sequence[Any]) -> list[Any]:

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,8 @@ import pytest
 
 import xla_fp8
 from tests.jit.programs import assert_close, quantize, tensors, wide_layer
-from xla_fp8.tracing import rewriting
+from xla_fp8 import _jax_compat
+from xla_fp8.tracing import hlo_of_region, rewriting
 
 ROOT = Path(__file__).parents[2]
 
@@ -99,7 +101,7 @@ def test_second_call_neither_traces_nor_rewrites(monkeypatch: pytest.MonkeyPatch
     fast(*tensors())
     eager(*tensors())
     count = len(traces)
-    monkeypatch.setattr(rewriting, "_hlo_text", lambda *_: pytest.fail("rewritten again"))
+    monkeypatch.setattr(rewriting, "run", lambda *_, **__: pytest.fail("rewritten again"))
     fast(*tensors())
     eager(*tensors())
     assert len(traces) == count
@@ -109,15 +111,15 @@ def test_lowering_again_uses_the_rewritten_region(monkeypatch: pytest.MonkeyPatc
     fast = xla_fp8.jit(lambda x8, w8: wide_layer(x8, w8) + 1)
     traced = fast.trace(*tensors())
     traced.lower()
-    monkeypatch.setattr(rewriting, "_hlo_text", lambda *_: pytest.fail("rewritten again"))
+    monkeypatch.setattr(rewriting, "run", lambda *_, **__: pytest.fail("rewritten again"))
     traced.lower()
     assert jnp.isfinite(fast(*tensors())).all()
 
 
 def test_repeated_layers_are_rewritten_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    texts = []
-    original = rewriting._hlo_text
-    monkeypatch.setattr(rewriting, "_hlo_text", lambda *args: texts.append(args) or original(*args))
+    runs = []
+    original = rewriting.run
+    monkeypatch.setattr(rewriting, "run", lambda *args, **kwargs: runs.append(args) or original(*args, **kwargs))
 
     def net(x8: jax.Array, w8: jax.Array) -> jax.Array:
         for _ in range(3):
@@ -125,7 +127,40 @@ def test_repeated_layers_are_rewritten_once(monkeypatch: pytest.MonkeyPatch) -> 
         return x8
 
     lowered = xla_fp8.jit(net).lower(*tensors(batch=7))
-    assert len(texts) == 1
+    assert len(runs) == 1
     assert lowered.as_text().count("func.func private @xla_fp8_region") == 1
     assert lowered.as_text().count("call @xla_fp8_region") == 3
     assert_close(lowered.compile()(*tensors(batch=7)), jax.jit(net)(*tensors(batch=7)))
+
+
+def test_regions_of_a_function_are_lowered_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    modules = []
+    original = _jax_compat.lowered_hlo_text
+    monkeypatch.setattr(_jax_compat, "lowered_hlo_text", lambda lowered: modules.append(1) or original(lowered))
+
+    def net(x8: jax.Array, w8: jax.Array) -> list[jax.Array]:
+        return [wide_layer(x8[:size], w8, 0.625) for size in (1, 2, 3)]
+
+    fast = xla_fp8.jit(net)
+    assert_close(fast(*tensors(batch=3)), jax.jit(net)(*tensors(batch=3)))
+    assert len(modules) == 1
+    assert len(fast.report(*tensors(batch=3)).rewritten) == 3
+    assert len(modules) == 1
+
+
+def test_one_region_that_cannot_be_lowered_does_not_hurt_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = hlo_of_region._function
+
+    def function(structure: hlo_of_region.Structure, number: int) -> Any:
+        if structure.jaxpr.in_avals[0].shape[0] == 2:
+            raise RuntimeError("no such luck")
+        return original(structure, number)
+
+    def net(x8: jax.Array, w8: jax.Array) -> list[jax.Array]:
+        return [wide_layer(x8[:size], w8, 0.875) for size in (1, 2, 3)]
+
+    monkeypatch.setattr(hlo_of_region, "_function", function)
+    with pytest.warns(xla_fp8.FallbackWarning, match="no such luck") as caught:
+        text = xla_fp8.jit(net).lower(*tensors(batch=3)).as_text()
+    assert len(caught) == 1
+    assert text.count("call @xla_fp8_region") == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 from xla_fp8.hlo.attributes import AttributeMap, ConvolutionDimensionNumbers, OpMetadata, Window, WindowDimension
 from xla_fp8.hlo.computation import HloComputation
 from xla_fp8.hlo.errors import HloAttributeError, HloError, HloMutationError, HloParseError, HloVerifyError
+from xla_fp8.hlo.extract import extract
 from xla_fp8.hlo.instruction import HloInstruction
 from xla_fp8.hlo.module import HloModule
 from xla_fp8.hlo.parser import parse
@@ -31,6 +32,7 @@ __all__ = [
     "StackFrameTables",
     "Window",
     "WindowDimension",
+    "extract",
     "instruction_text",
     "parse",
     "to_text",

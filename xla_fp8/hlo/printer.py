@@ -23,6 +23,13 @@ def to_text(module: HloModule) -> str:
     return "".join(pieces)
 
 
+def computation_text(computation: HloComputation, *, is_entry: bool) -> str:
+    """One computation as it stands in the text of its module."""
+    pieces: list[str] = []
+    _print_computation(computation, is_entry, computation.module.style, pieces)
+    return "".join(pieces)
+
+
 def instruction_text(instruction: HloInstruction) -> str:
     """One instruction as a line of text, without indentation or ROOT."""
     style = instruction.module.style if instruction.parent is not None else PrintStyle(percent=False)

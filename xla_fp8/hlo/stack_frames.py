@@ -9,13 +9,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
 
-from xla_fp8.hlo.attributes import unquote
+from xla_fp8.hlo.attributes import quote, unquote
 
 SECTIONS = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
 
 _NAME_RE = re.compile(r'([0-9]{1,18})\s+("(?:[^"\\]|\\.)*+")', re.S)
 _RECORD_RE = re.compile(r"([0-9]{1,18})\s+\{([^}]*)\}")
+_T = TypeVar("_T")
 _FIELD_RE = re.compile(r"(\w+)=([0-9]{1,18})")
 
 
@@ -64,6 +67,43 @@ class StackFrameTables:
             stack_frame_id = frame.get("parent_frame_id", 1) - 1
         return frames
 
+    def only(self, stack_frame_ids: Iterable[int]) -> tuple[StackFrameTables, dict[int, int]]:
+        """The tables of some frames and their callers, numbered anew, and the new number of each frame."""
+        kept: set[int] = set()
+        for frame in set(stack_frame_ids):
+            while frame in self._frames and frame not in kept:
+                kept.add(frame)
+                frame = self._frames[frame].get("parent_frame_id", 1) - 1
+        frames = {old: self._frames[old] for old in sorted(kept)}
+        locations = _used(self._locations, frames, "file_location_id")
+        files = _used(self._files, locations, "file_name_id")
+        functions = _used(self._functions, locations, "function_name_id")
+        frame_numbers, location_numbers = _numbers(frames), _numbers(locations)
+        sections = (
+            _section("FileNames", [quote(name) for name in files.values()]),
+            _section("FunctionNames", [quote(name) for name in functions.values()]),
+            _section(
+                "FileLocations",
+                [
+                    _record(record, file_name_id=_numbers(files), function_name_id=_numbers(functions))
+                    for record in locations.values()
+                ],
+            ),
+            _section(
+                "StackFrames",
+                [
+                    _record(
+                        record,
+                        file_location_id=location_numbers,
+                        # Printed one higher than the parent's number; 1, no parent, stays.
+                        parent_frame_id={old + 1: new + 1 for old, new in frame_numbers.items()},
+                    )
+                    for record in frames.values()
+                ],
+            ),
+        )
+        return StackFrameTables(sections if frames else ()), frame_numbers
+
     def _text(self, section: str) -> str:
         return dict(self.sections).get(section, "")
 
@@ -88,3 +128,22 @@ class StackFrameTables:
             int(m[1]): {name: int(value) for name, value in _FIELD_RE.findall(m[2])}
             for m in _RECORD_RE.finditer(self._text(section))
         }
+
+
+def _used(table: Mapping[int, _T], by: Mapping[int, Mapping[str, int]], field: str) -> dict[int, _T]:
+    """The rows of `table` that the rows of another one name in `field`."""
+    used = {record.get(field, 0) for record in by.values()}
+    return {number: row for number, row in table.items() if number in used}
+
+
+def _numbers(rows: Iterable[int]) -> dict[int, int]:
+    return {old: new for new, old in enumerate(rows, 1)}
+
+
+def _record(record: Mapping[str, int], **renumbered: Mapping[int, int]) -> str:
+    fields = {name: renumbered.get(name, {}).get(value, value) for name, value in record.items()}
+    return "{" + " ".join(f"{name}={value}" for name, value in fields.items()) + "}"
+
+
+def _section(name: str, rows: list[str]) -> tuple[str, str]:
+    return name, "\n".join(f"{number} {row}" for number, row in enumerate(rows, 1))

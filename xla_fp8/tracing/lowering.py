@@ -19,6 +19,7 @@ from xla_fp8.hlo.literal import numpy_dtype
 from xla_fp8.target import GraphCall
 from xla_fp8.tracing.equations import Jaxpr
 from xla_fp8.tracing.errors import FallbackWarning, RegionError
+from xla_fp8.tracing.hlo_of_region import Family
 from xla_fp8.tracing.inline import flat
 from xla_fp8.tracing.options import Options
 from xla_fp8.tracing.partition import partitioned
@@ -28,9 +29,11 @@ from xla_fp8.tracing.rewriting import MARK, Rewritten, rewritten
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 
 
-def _lower(platform: str, context: Any, *arguments: Any, jaxpr: Jaxpr, options: Options) -> Sequence[Any]:
+def _lower(
+    platform: str, context: Any, *arguments: Any, jaxpr: Jaxpr, options: Options, family: Family | None
+) -> Sequence[Any]:
     try:
-        result = rewritten(jaxpr, options, platform, os.environ.get("XLA_FP8_DUMP_DIR"))
+        result = rewritten(jaxpr, options, platform, os.environ.get("XLA_FP8_DUMP_DIR"), family)
     except Exception as error:  # whatever went wrong, the user's own program is there to fall back to
         if options.strict:
             raise

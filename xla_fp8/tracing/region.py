@@ -20,6 +20,7 @@ from xla_fp8.backends.registry import backends_for, platform_name
 from xla_fp8.tracing.cut import REGION, Hooks, cut
 from xla_fp8.tracing.equations import CONTRACTIONS, Equation, Jaxpr, why_not_plain
 from xla_fp8.tracing.errors import FallbackWarning
+from xla_fp8.tracing.hlo_of_region import Family
 from xla_fp8.tracing.inline import flat
 from xla_fp8.tracing.options import Options
 
@@ -36,14 +37,16 @@ def cut_jaxpr(jaxpr: Jaxpr, options: Options) -> Jaxpr:
     """`jaxpr` with its FP8 chains in regions, open or closed as it was; itself where it has none."""
 
     backends = backends_for(options.backend, platform_name(jax.default_backend()))
+    family = Family()
     primitive = opaque_region_p if any(backend.opaque for backend in backends) else region_p
 
     def make_region(closed: Jaxpr, inputs: list[Any], outputs: list[Any], source: Equation) -> Equation:
+        family.jaxprs.append(closed)
         return core.new_jaxpr_eqn(
             inputs,
             outputs,
             primitive,
-            {"jaxpr": closed, "options": options},
+            {"jaxpr": closed, "options": options, "family": family},
             core.no_effects,
             source.source_info,
             source.ctx,
@@ -76,11 +79,11 @@ def _cut_or_none(jaxpr: Jaxpr, options: Options) -> Jaxpr | None:
     return None if changed is jaxpr else changed  # a cached value must not hold its weak key
 
 
-def _abstract_eval(*_: Any, jaxpr: Jaxpr, options: Options) -> Sequence[Any]:
+def _abstract_eval(*_: Any, jaxpr: Jaxpr, **__: Any) -> Sequence[Any]:
     return list(jaxpr.out_avals)
 
 
-def _impl(primitive: Any, *arguments: Any, jaxpr: Jaxpr, options: Options) -> list[Any]:
+def _impl(primitive: Any, *arguments: Any, jaxpr: Jaxpr, options: Options, family: Family | None) -> list[Any]:
     if jax.config.jax_disable_jit:  # type: ignore[attr-defined]  # operation by operation is what the user asked for
         return _jax_compat.evaluate_equations(flat(jaxpr), arguments)
     return list(_compiled(jaxpr, primitive, options)(*arguments))
@@ -92,13 +95,15 @@ def _compiled(jaxpr: Jaxpr, primitive: Any, options: Options) -> Any:
     # The cache holds the jaxpr weakly, so its value must not hold it: keep an equal one.
     inner = _jax_compat.open_jaxpr(jaxpr)
     own = core.ClosedJaxpr(inner.replace(eqns=list(inner.eqns)), ())
-    return jax.jit(lambda *arguments: primitive.bind(*arguments, jaxpr=own, options=options))
+    return jax.jit(lambda *arguments: primitive.bind(*arguments, jaxpr=own, options=options, family=None))
 
 
 # vmap
 
 
-def _batch(arguments: Sequence[Any], dims: Sequence[Any], *, jaxpr: Jaxpr, options: Options) -> tuple[Any, Any]:
+def _batch(
+    arguments: Sequence[Any], dims: Sequence[Any], *, jaxpr: Jaxpr, options: Options, family: Family | None
+) -> tuple[Any, Any]:
     function = jax.vmap(core.jaxpr_as_fun(jaxpr), in_axes=tuple(dims))
     results = evaluate(jax.make_jaxpr(function)(*arguments), options, arguments)
     return results, [0] * len(results)
@@ -108,7 +113,7 @@ def _batch(arguments: Sequence[Any], dims: Sequence[Any], *, jaxpr: Jaxpr, optio
 
 
 def _jvp(
-    primals: Sequence[Any], tangents: Sequence[Any], *, jaxpr: Jaxpr, options: Options
+    primals: Sequence[Any], tangents: Sequence[Any], *, jaxpr: Jaxpr, options: Options, family: Family | None
 ) -> tuple[list[Any], list[Any]]:
     nonzero = tuple(type(tangent) is not ad.Zero for tangent in tangents)
     known, linear, nonzero_out = _linearized(jaxpr, nonzero)
@@ -136,7 +141,9 @@ def _linearized(jaxpr: Jaxpr, nonzero: tuple[bool, ...]) -> tuple[Jaxpr, Jaxpr, 
     return known, linear, nonzero_out
 
 
-def _transpose(cotangents: Sequence[Any], *arguments: Any, jaxpr: Jaxpr, options: Options) -> list[Any]:
+def _transpose(
+    cotangents: Sequence[Any], *arguments: Any, jaxpr: Jaxpr, options: Options, family: Family | None
+) -> list[Any]:
     linear = tuple(isinstance(argument, ad.UndefinedPrimal) for argument in arguments)
     known = [argument for argument, is_linear in zip(arguments, linear, strict=True) if not is_linear]
     given = [

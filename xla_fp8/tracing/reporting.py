@@ -58,9 +58,9 @@ def _collect(jaxpr: Jaxpr, options: Options, platform: str, report: Report) -> N
 
 
 def _collect_region(equation: Equation, platform: str, report: Report) -> None:
-    jaxpr, options = equation.params["jaxpr"], equation.params["options"]
+    jaxpr, options, family = (equation.params[name] for name in ("jaxpr", "options", "family"))
     try:
-        region = rewritten(jaxpr, options, platform).report
+        region = rewritten(jaxpr, options, platform, family=family).report
     except XlaFp8Error as error:
         report.refused.append(
             dataclasses.replace(

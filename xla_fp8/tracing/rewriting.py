@@ -12,20 +12,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
-import numpy as np
-
 from xla_fp8 import _jax_compat, hlo
 from xla_fp8.backends.protocol import Backend, No, Yes
 from xla_fp8.backends.registry import backends_for, choose
 from xla_fp8.graph.custom_call import GRAPH_CALL_TARGET, graph_of
 from xla_fp8.hlo.attributes import quote
-from xla_fp8.passes import run
+from xla_fp8.passes import PipelineOptions, run
 from xla_fp8.report import Report
 from xla_fp8.target import GraphCall, Target, Verdict
-from xla_fp8.tracing.equations import is_literal
 from xla_fp8.tracing.errors import RegionError
-from xla_fp8.tracing.inline import flat
+from xla_fp8.tracing.hlo_of_region import Family, Structure, hlo_module, structure_of
 from xla_fp8.tracing.options import Options
 
 MARK = "xla_fp8.call."
@@ -56,80 +52,43 @@ class Rewritten:
     name: str
 
 
-@dataclasses.dataclass(frozen=True)
-class _Structure:
-    """What decides how a region is rewritten: equal for the repeated layers of a net, which are rewritten once.
-
-    Attributes:
-        text: the equations, variables named in order.
-        literals: the exact bytes of their literals.
-        sources: the user's line of each equation, which the report tells.
-        jaxpr: one that is like this, without calls.
-    """
-
-    text: str
-    literals: tuple[bytes, ...]
-    sources: tuple[str | None, ...]
-    jaxpr: Any = dataclasses.field(compare=False, repr=False)
-
-
-@_jax_compat.weakref_lru_cache
-def _structure(jaxpr: Any) -> _Structure:
-    body = flat(jaxpr)
-    equations = _jax_compat.open_jaxpr(body).eqns
-    literals = [np.asarray(atom.val) for e in equations for atom in e.invars if is_literal(atom)]
-    return _Structure(
-        str(_jax_compat.open_jaxpr(body)),
-        tuple(literal.tobytes() for literal in literals),
-        tuple(_jax_compat.equation_source(equation) for equation in equations),
-        # A copy, because what is cached must not hold the jaxpr that it is cached for.
-        _jax_compat.with_equations(body, equations, _jax_compat.open_jaxpr(body).outvars),
-    )
-
-
-def rewritten(jaxpr: Any, options: Options, platform: str, dump_dir: str | None = None) -> Rewritten:
+def rewritten(
+    jaxpr: Any, options: Options, platform: str, dump_dir: str | None = None, family: Family | None = None
+) -> Rewritten:
     """Runs the passes on a region.
 
     Args:
         jaxpr: closed, of plain equations.
+        family: the regions that it was cut with; they are lowered together.
         platform: what it is lowered for: "cpu", "cuda", ...
         dump_dir: a folder for the HLO before and after; made if it is not there.
 
     Raises:
         XlaFp8Error: passes, parser or backend refuse; the message says what.
     """
-    return _rewritten(_structure(jaxpr), options, platform, dump_dir)
+    return _rewritten(structure_of(jaxpr, family), options, platform, dump_dir)
 
 
 @functools.lru_cache(maxsize=1024)
-def _rewritten(structure: _Structure, options: Options, platform: str, dump_dir: str | None) -> Rewritten:
-    before = _hlo_text(structure.jaxpr, platform)
-    module = hlo.parse(before)
+def _rewritten(structure: Structure, options: Options, platform: str, dump_dir: str | None) -> Rewritten:
+    module = hlo_module(structure, platform)
+    before = hlo.to_text(module) if dump_dir else ""
     backends = backends_for(options.backend, platform)
     target = options.target or Target.default()
-    report = run(module, options.passes, _asking(target, backends), dialect="extended")
+    pipeline = PipelineOptions(verify_input=False, undo=bool(dump_dir))  # XLA has just made the module
+    report = run(module, options.passes, _asking(target, backends), dialect="extended", options=pipeline)
     if dump_dir:
         file = f"xla_fp8_region.{_digest(_without_metadata(before))}"
         _dump(Path(dump_dir), f"{file}.before.hlo", before)
         _dump(Path(dump_dir), f"{file}.after.hlo", hlo.to_text(module))
+    if not report.changed:
+        return Rewritten(report, (), (), target, b"", "")
     calls = _mark(module)
     chosen = tuple(_chosen(backends, call, target) for call in calls)
-    stablehlo = _jax_compat.hlo_to_stablehlo(hlo.to_text(module)) if report.changed else b""
-    name = _digest(_without_metadata(hlo.to_text(module)), repr(calls), repr(chosen), str(target))
+    after = hlo.to_text(module)
+    stablehlo = _jax_compat.hlo_to_stablehlo(after)
+    name = _digest(_without_metadata(after), repr(calls), repr(chosen), str(target))
     return Rewritten(report, calls, chosen, target, stablehlo, f"xla_fp8_region_{name}")
-
-
-def _hlo_text(jaxpr: Any, platform: str) -> str:
-    """What JAX lowers a flat region to, on its own and for one device."""
-
-    def xla_fp8_region(*arguments: Any) -> list[Any]:
-        return _jax_compat.evaluate_equations(jaxpr, arguments)
-
-    arguments = [jax.core.ShapedArray(a.shape, a.dtype, weak_type=a.weak_type) for a in jaxpr.in_avals]
-    # Whatever mesh the caller is in, the region is a module without one: XLA's partitioner sees it later, in place.
-    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
-        traced = jax.jit(xla_fp8_region, keep_unused=True).trace(*arguments)
-        return _jax_compat.lowered_hlo_text(traced.lower(lowering_platforms=(platform,)))
 
 
 def _asking(target: Target, backends: Sequence[Backend]) -> Target:

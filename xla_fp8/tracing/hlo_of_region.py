@@ -1,0 +1,114 @@
+"""The HLO of a region: what JAX lowers its equations to, on their own and for one device.
+
+Most of the time that JAX takes to lower a small function is the same for a large one. So the regions of a function, its
+family, are lowered together as functions of one module, and the module is taken apart.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from xla_fp8 import _jax_compat, hlo
+from xla_fp8.tracing.equations import is_literal
+from xla_fp8.tracing.inline import flat
+
+_NAME = "xla_fp8_region"
+
+
+class Family:
+    """The regions that one cut has made: closed jaxprs, added as they are made. One object equals no other."""
+
+    def __init__(self) -> None:
+        self.jaxprs: list[Any] = []
+
+    def __repr__(self) -> str:
+        return f"Family({len(self.jaxprs)})"
+
+
+@dataclasses.dataclass(frozen=True)
+class Structure:
+    """What decides how a region is rewritten: equal for the repeated layers of a net, which are rewritten once.
+
+    Attributes:
+        text: the equations, variables named in order.
+        literals: the exact bytes of their literals.
+        sources: the user's line of each equation, which the report tells.
+        jaxpr: one that is like this, without calls.
+        family: what it may be lowered with; held weakly, as this object outlives it in caches.
+    """
+
+    text: str
+    literals: tuple[bytes, ...]
+    sources: tuple[str | None, ...]
+    jaxpr: Any = dataclasses.field(compare=False, repr=False)
+    family: weakref.ref[Family] | None = dataclasses.field(default=None, compare=False, repr=False)
+
+
+def structure_of(jaxpr: Any, family: Family | None) -> Structure:
+    """The structure of a region that is one of `family`."""
+    structure: Structure = _structure(jaxpr)
+    return structure if family is None else dataclasses.replace(structure, family=weakref.ref(family))
+
+
+@_jax_compat.weakref_lru_cache
+def _structure(jaxpr: Any) -> Structure:
+    body = flat(jaxpr)
+    equations = _jax_compat.open_jaxpr(body).eqns
+    literals = [np.asarray(atom.val) for e in equations for atom in e.invars if is_literal(atom)]
+    return Structure(
+        str(_jax_compat.open_jaxpr(body)),
+        tuple(literal.tobytes() for literal in literals),
+        tuple(_jax_compat.equation_source(equation) for equation in equations),
+        # A copy, because what is cached must not hold the jaxpr that it is cached for.
+        _jax_compat.with_equations(body, equations, _jax_compat.open_jaxpr(body).outvars),
+    )
+
+
+def hlo_module(structure: Structure, platform: str) -> hlo.HloModule:
+    """A module of the caller's own: of a region, lowered for "cpu", "cuda", ..."""
+    family = structure.family() if structure.family is not None else None
+    lowered = _lowered_family(family, platform) if family is not None and len(family.jaxprs) > 1 else {}
+    found = lowered.get(structure) or _lowered((structure,), platform)[structure]
+    return hlo.extract(found, _NAME)
+
+
+@_jax_compat.weakref_lru_cache
+def _lowered_family(family: Family, platform: str) -> dict[Structure, hlo.HloComputation]:
+    """The regions of a family; none where JAX cannot lower one of them, which is to be found out one by one."""
+    try:
+        return _lowered(tuple(dict.fromkeys(map(_structure, family.jaxprs))), platform)
+    except Exception:
+        return {}
+
+
+def _lowered(structures: Sequence[Structure], platform: str) -> dict[Structure, hlo.HloComputation]:
+    """Each region's computation, in a module that has them all."""
+    functions = [jax.jit(_function(structure, number)) for number, structure in enumerate(structures)]
+
+    def regions(groups: Sequence[Sequence[Any]]) -> list[Any]:
+        return [function(*group) for function, group in zip(functions, groups, strict=True)]
+
+    groups = [
+        [jax.core.ShapedArray(a.shape, a.dtype, weak_type=a.weak_type) for a in structure.jaxpr.in_avals]
+        for structure in structures
+    ]
+    # Whatever mesh the caller is in, the region is a module without one: XLA's partitioner sees it later, in place.
+    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+        traced = jax.jit(regions, keep_unused=True).trace(groups)
+        module = hlo.parse(_jax_compat.lowered_hlo_text(traced.lower(lowering_platforms=(platform,))))
+    named = {computation.name.partition(".")[0]: computation for computation in module.computations}
+    return {structure: named[f"{_NAME}_{number}"] for number, structure in enumerate(structures)}
+
+
+def _function(structure: Structure, number: int) -> Callable[..., list[Any]]:
+    def evaluated(*arguments: Any) -> list[Any]:
+        return _jax_compat.evaluate_equations(structure.jaxpr, arguments)
+
+    evaluated.__name__ = f"{_NAME}_{number}"
+    return evaluated
