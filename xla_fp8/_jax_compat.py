@@ -382,6 +382,10 @@ def is_plain_jit(equation: Any) -> bool:
     )
 
 
+SHARDING_PARAMETERS = ("sharding", "out_sharding")
+"""What primitives call the parameter that says how their result is sharded."""
+
+
 @functools.cache
 def _unspecified() -> Any:
     return _private("jax._src.sharding_impls", "UNSPECIFIED")
@@ -391,7 +395,7 @@ def evaluate_equations(jaxpr: Any, arguments: Sequence[Any]) -> list[Any]:
     """Evaluates a closed jaxpr of plain equations outside the meshes and contexts in which it was traced.
 
     `jaxpr_as_fun` enters each equation's own context, a shard_map's manual mesh among them, which makes no sense in a
-    module of its own; pvary, which only types arrays for it, does nothing. Source locations and scopes are kept.
+    module of its own; pvary, which only types arrays for it, does nothing, nor do shardings over that mesh. Source locations and scopes are kept.
     """
     from jax.extend import core
 
@@ -410,6 +414,7 @@ def evaluate_equations(jaxpr: Any, arguments: Sequence[Any]) -> list[Any]:
         info = equation.source_info
         with user_context(info.traceback, name_stack=info.name_stack):
             parameters = equation.primitive.get_bind_params(equation.params)
+            parameters |= {name: None for name in SHARDING_PARAMETERS if name in parameters}
             results = equation.primitive.bind(*map(read, equation.invars), **parameters)
         values.update(zip(equation.outvars, results if equation.primitive.multiple_results else [results], strict=True))
     return [read(atom) for atom in inner.outvars]

@@ -15,7 +15,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import xla_fp8
-from tests.jit.programs import assert_close, inputs, layer, quantize, tensors, wide_layer
+from tests.jit.programs import assert_close, conv, inputs, layer, quantize, tensors, wide_layer
 from xla_fp8.backends.protocol import Config, Implementation
 from xla_fp8.backends.registry import ReferenceBackend
 from xla_fp8.target import GraphCall
@@ -134,6 +134,45 @@ def test_gradient_under_shard_map() -> None:
     wanted = jax.grad(loss, argnums=2)(*args)
     for transform in (lambda f: jax.grad(xla_fp8.rewrite(f), argnums=2), lambda f: xla_fp8.jit(jax.grad(f, argnums=2))):
         assert_close(transform(loss)(*args), wanted, rtol=1e-3)
+
+
+def test_training_step_under_shard_map() -> None:
+    """Data-parallel with replicated filters, JAX's default check_vma=True: pvary everywhere, out_sharding in grad."""
+
+    @jax.custom_vjp
+    def fp8_conv(x: jax.Array, w: jax.Array) -> jax.Array:
+        return forward(x, w)[0]
+
+    def forward(x: jax.Array, w: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        x8, w8 = quantize(x, 8.0), quantize(w, 16.0)
+        return wide_layer(x8, w8, 1 / 128), (x8, w8)
+
+    def backward(saved: tuple[jax.Array, jax.Array], g: jax.Array) -> tuple[jax.Array, jax.Array]:
+        x8, w8 = saved
+        g = quantize(g, 1024.0).astype(jnp.float32) / 1024
+        _, pull = jax.vjp(conv, x8.astype(jnp.float32) / 8, w8.astype(jnp.float32) / 16)
+        dx, dw = pull(g)
+        return dx, dw
+
+    fp8_conv.defvjp(forward, backward)
+    on = mesh(8)
+
+    @functools.partial(jax.shard_map, mesh=on, in_specs=(P(), P("data")), out_specs=P())
+    def loss(ws: list[jax.Array], x: jax.Array) -> jax.Array:
+        for w in ws:
+            x = jax.nn.relu(fp8_conv(x, w))
+        return lax.pmean(jnp.mean(x), "data")
+
+    rng = np.random.default_rng(0)
+    ws = [jnp.asarray(rng.normal(size=(3, 3, 4, 4)), jnp.float32) for _ in range(2)]
+    x = jnp.asarray(rng.normal(size=(16, 6, 6, 4)), jnp.float32)
+    step = xla_fp8.jit(jax.value_and_grad(loss))
+    report = step.report(ws, x)
+    assert len(report.rewritten) == 3, "two convolutions and the input gradient of the second"
+    assert {entry.rule for entry in report.refused} == {"filter-gradient"}
+    wanted = jax.jit(jax.value_and_grad(loss))(ws, x)
+    assert_close(step(ws, x), wanted, rtol=1e-4)
+    assert_close(jax.jit(jax.value_and_grad(xla_fp8.rewrite(loss)))(ws, x), wanted, rtol=1e-4)
 
 
 @pytest.mark.parametrize("backend", BACKENDS, ids=lambda b: b.name)

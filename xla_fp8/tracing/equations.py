@@ -104,7 +104,7 @@ def why_not_plain(equation: Equation) -> str:
     """Why a convolution or dot that `is_plain` denies must stay with JAX."""
     if _jax_compat.has_own_context(equation):
         return "it stands under compute_on or set_xla_metadata, which HLO text would lose"
-    if equation.params.get("out_sharding") is not None:
+    if _has_own_sharding(equation):
         return "it has an out_sharding, which is the partitioner's business"
     if not all(_is_ordinary(variable.aval) for variable in (*equation.invars, *equation.outvars)):
         return "its shapes are not static"
@@ -128,11 +128,23 @@ def _consists_of(equation: Equation, primitives: frozenset[str]) -> bool:
         )
     return (
         name in primitives
-        # An array whose sharding is part of the operation: the partitioner's business, not the matcher's.
-        and equation.params.get("sharding") is None
-        and equation.params.get("out_sharding") is None
+        and not _has_own_sharding(equation)
         and all(_is_ordinary(variable.aval) for variable in (*equation.invars, *equation.outvars))
     )
+
+
+def _has_own_sharding(equation: Equation) -> bool:
+    """Whether an operation says how its result is sharded: the partitioner's business, not the matcher's.
+
+    Where every axis of the mesh is manual there is nothing to shard: JAX's transposed convolutions say so in shard_map.
+    """
+    shardings = (equation.params.get(name) for name in _jax_compat.SHARDING_PARAMETERS)
+    return any(sharding is not None and not _is_manual(sharding) for sharding in shardings)
+
+
+def _is_manual(sharding: Any) -> bool:
+    types = sharding.mesh.axis_types if isinstance(sharding, jax.sharding.NamedSharding) else ()
+    return bool(types) and all(type == jax.sharding.AxisType.Manual for type in types)
 
 
 def _is_ordinary(aval: Any) -> bool:
