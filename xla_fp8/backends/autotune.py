@@ -7,6 +7,7 @@ first one tunes, and all use its choice.
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 import datetime
 import os
@@ -15,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -40,6 +41,8 @@ _WAIT = 600.0  # seconds that a process waits for another one's choice
 AGREEMENT = Tolerance(0.02, fp8_share=0.1, fp8_beyond_share=0.01)
 """How near to the reference a config must come. It finds what computes something else, not what rounds differently:
 tensor cores sum FP8 products in fewer bits than f32."""
+
+_T = TypeVar("_T")
 
 _lock = threading.Lock()
 
@@ -156,9 +159,7 @@ def device_time(implementation: Implementation, operands: Sequence[Any], calls: 
 
 def _tune_and_store(backend: Backend, call: GraphCall, configs: Sequence[Config], key: Mapping[str, str]) -> str:
     start = time.perf_counter()
-    # The caller is lowering a program; what is timed here is none of its business, nor of its meshes.
-    with jax.ensure_compile_time_eval():
-        timings = tune(backend, call, configs)
+    timings = _outside_any_trace(lambda: tune(backend, call, configs))
     best = timings[0]
     if best.problem:
         raise AutotuneError(
@@ -187,6 +188,17 @@ def _tune_and_store(backend: Backend, call: GraphCall, configs: Sequence[Config]
         file=sys.stderr,
     )
     return str(best.config)
+
+
+def _outside_any_trace(work: Callable[[], _T]) -> _T:
+    """`work()` in a thread of its own, as the caller may be tracing or lowering a program.
+
+    JAX keeps traces, axis names, meshes, settings and the MLIR context for each thread, so there are none of the
+    caller's in a new one. `jax.ensure_compile_time_eval` does less, and too much: it evaluates a kernel's
+    `lax.axis_index` at once, where its grid has no name yet ("unbound axis name").
+    """
+    with concurrent.futures.ThreadPoolExecutor(max_workers=1, thread_name_prefix="xla_fp8-autotune") as executor:
+        return executor.submit(work).result()
 
 
 def _timing(

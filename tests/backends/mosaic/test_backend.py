@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -17,6 +19,7 @@ from xla_fp8.backends.mosaic.backend import MosaicBackend, MosaicError
 from xla_fp8.backends.mosaic.configs import Config
 from xla_fp8.backends.protocol import Backend, No
 from xla_fp8.backends.registry import backends_for, choose
+from xla_fp8.hlo.literal import numpy_dtype
 from xla_fp8.target import GraphCall, Target
 
 H200 = Target.parse("h200")
@@ -140,6 +143,34 @@ def test_nothing_is_timed_where_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(autotune, "tune", lambda *_: pytest.fail("timed"))
     backend: Backend = MosaicBackend()
     assert autotune.config_for(backend, call(), H200) == backend.configs(call(), H200)[0]
+
+
+def test_candidates_are_traced_outside_the_program_that_is_lowered(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its traces, axis names and settings would reach into the kernel, whose grid has axis names of its own."""
+    monkeypatch.setenv("XLA_FP8_AUTOTUNE", "force")
+    monkeypatch.setenv("XLA_FP8_CACHE_DIR", str(tmp_path))
+    backend = MosaicBackend(platform="cpu")
+    shapes = [
+        jax.ShapeDtypeStruct(shape.dimensions, numpy_dtype(shape.element_type))  # type: ignore[no-untyped-call]
+        for shape in call().operand_shapes
+    ]
+    texts = []
+
+    def tune(backend: Backend, call: GraphCall, configs: Sequence[Config]) -> list[autotune.Timing]:
+        for config in configs[:2]:
+            traced = jax.jit(backend.lower(call, config)).trace(*shapes)
+            texts.append(str(traced.lower(lowering_platforms=("cuda",)).as_text()))
+        return [autotune.Timing(config, float(i)) for i, config in enumerate(configs)]
+
+    def program(x: jax.Array) -> jax.Array:
+        autotune.config_for(backend, call(), H200)
+        return x + jax.lax.axis_index("block")
+
+    monkeypatch.setattr(autotune, "tune", tune)
+    jax.make_jaxpr(jax.vmap(program, axis_name="block"))(np.zeros(3))
+    assert [text.count("custom_call @mosaic_gpu") for text in texts] == [1, 1]
 
 
 def test_precisions_are_different_backends() -> None:
