@@ -395,7 +395,8 @@ def evaluate_equations(jaxpr: Any, arguments: Sequence[Any]) -> list[Any]:
     """Evaluates a closed jaxpr of plain equations outside the meshes and contexts in which it was traced.
 
     `jaxpr_as_fun` enters each equation's own context, a shard_map's manual mesh among them, which makes no sense in a
-    module of its own; pvary, which only types arrays for it, does nothing, nor do shardings over that mesh. Source locations and scopes are kept.
+    module of its own; pvary, which only types arrays for it, does nothing, nor do shardings over that mesh. Source
+    locations and scopes are kept.
     """
     from jax.extend import core
 
@@ -483,6 +484,11 @@ def wrapped_like(function: Callable[..., Any], original: Any) -> Any:
 def require_devices_during_lowering(primitive: Any) -> None:
     """Makes JAX name the devices to the lowering rule of a primitive, which custom partitioning needs."""
     _private("jax._src.dispatch", "prim_requires_devices_during_lowering").add(primitive)
+
+
+def is_for_export(context: Any) -> bool:
+    """Whether `jax.export` asks for what a `LoweringRuleContext` lowers: another process may run it."""
+    return bool(context.module_context.lowering_parameters.for_export)
 
 
 def is_partitioned(context: Any) -> bool:

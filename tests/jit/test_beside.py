@@ -15,6 +15,8 @@ from jax.experimental import pallas as pl
 
 import xla_fp8
 from tests.jit.programs import assert_close, quantize, tensors, wide_layer
+from xla_fp8.backends.registry import ReferenceBackend
+from xla_fp8.tracing.errors import RegionError
 
 X8, W8 = tensors()
 
@@ -200,3 +202,20 @@ def test_export_of_a_symbolic_batch_runs_as_plain_jax() -> None:
         exported = jax.export.export(xla_fp8.jit(step))(shape)
     assert len(caught) == 1
     assert_close(exported.call(X), step(X), rtol=1e-4, atol=1e-4)
+
+
+class PythonBackend(ReferenceBackend):
+    """One whose calls only a process with this package can run."""
+
+    needs_python = True
+
+
+def test_export_with_a_backend_that_needs_python_says_so_and_exports_plain_jax() -> None:
+    fast = xla_fp8.jit(step, backend=PythonBackend())
+    assert "call @xla_fp8_region" in fast.lower(X).as_text()
+    with pytest.warns(xla_fp8.FallbackWarning, match="an exported program cannot take along.*backend='reference'"):
+        exported = jax.export.export(fast)(X)
+    assert "call @xla_fp8_region" not in exported.mlir_module()
+    assert_close(jax.export.deserialize(exported.serialize()).call(X), step(X), rtol=1e-4, atol=1e-4)
+    with pytest.raises(RegionError, match="Export with backend='reference'"):
+        jax.export.export(xla_fp8.jit(step, backend=PythonBackend(), strict=True))(X)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,7 @@ def explain(fn: Callable[..., Any], **kwargs: Any) -> Callable[..., Report]:
     """A function that takes what `fn` takes and returns the report, without running anything.
 
     Args:
-        fn: a function that JAX can trace, rewritten or jitted already or not.
+        fn: a function or a bound method that JAX can trace, rewritten or jitted already or not.
         kwargs: those of `rewrite`: passes, target, backend, strict.
 
     Returns:
@@ -32,6 +33,8 @@ def explain(fn: Callable[..., Any], **kwargs: Any) -> Callable[..., Report]:
             original = original.__wrapped__  # type: ignore[attr-defined]
         report = _report_of(rewrite(original, **kwargs))
     assert report is not None
+    if isinstance(fn, types.MethodType) and _report_of(fn) is not None:
+        report = functools.partial(report, fn.__self__)
 
     @functools.wraps(fn)
     def explained(*args: Any, **kwargs: Any) -> Report:

@@ -39,5 +39,5 @@ def jit(fn: Callable[..., Any] | None = None, /, **kwargs: Any) -> Any:
     def report_for(*args: Any, **kwargs: Any) -> Report:
         return report_of(jitted.trace(*args, **kwargs).jaxpr, options)
 
-    jitted.report = ReportMethod(report_for)  # type: ignore[attr-defined]
+    jitted.report = ReportMethod(fn, report_for)  # type: ignore[attr-defined]
     return jitted

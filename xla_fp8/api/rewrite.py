@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import os
 import sys
 import warnings
@@ -99,18 +100,31 @@ def rewrite(
         jaxpr, _ = _Call.of(fn, flat_functions, args, kwargs).trace()
         return report_of(cut_closed(jaxpr, options), options)
 
-    rewritten.report = ReportMethod(report_for)  # type: ignore[attr-defined]
+    rewritten.report = ReportMethod(fn, report_for)  # type: ignore[attr-defined]
     return rewritten
 
 
 @dataclasses.dataclass(frozen=True)
 class ReportMethod:
-    """The `report` of a rewritten or jitted function: called like the function, it returns the report."""
+    """The `report` of a rewritten or jitted function: called like the function, it returns the report.
 
+    Of a method it takes the object too: `Net.layer.report(net, x)`. What Python makes of `net.layer` hands out the
+    function's attributes as they are and does not say which `net` it was; `explain(net.layer)(x)` knows.
+    """
+
+    fn: Callable[..., Any]
     report_for: Callable[..., Report]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Report:
-        return self.report_for(*args, **kwargs)
+        try:
+            return self.report_for(*args, **kwargs)
+        except (TypeError, ValueError) as error:
+            if next(iter(inspect.signature(self.fn).parameters), None) == "self":
+                error.add_note(
+                    "The report of a method does not know its object: say xla_fp8.explain(obj.method)(*args), or "
+                    "type(obj).method.report(obj, *args)."
+                )
+            raise
 
 
 def make_options(

@@ -33,6 +33,10 @@ class FastestBackend:
     opaque: bool = True
 
     @property
+    def needs_python(self) -> bool:
+        return any(getattr(backend, "needs_python", False) for backend in self.backends)
+
+    @property
     def version(self) -> str:
         return "; ".join(f"{b.name} {getattr(b, 'version', '')}".strip() for b in self.backends)
 

@@ -49,6 +49,9 @@ class Backend(Protocol):
         name: as `rewrite(..., backend=name)` says it.
         opaque: whether what `lower` returns is a custom call or kernel that XLA's partitioner cannot look into. Such a
             call is partitioned by its batch dimension, amax reduced across the shards.
+
+    One with a true attribute `needs_python` lowers to calls that only a process with this package can run; `jax.export`
+    leaves its chains to XLA.
     """
 
     @property

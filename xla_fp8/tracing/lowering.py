@@ -34,6 +34,8 @@ def _lower(
 ) -> Sequence[Any]:
     try:
         result = rewritten(jaxpr, options, platform, os.environ.get("XLA_FP8_DUMP_DIR"), family)
+        if _jax_compat.is_for_export(context):
+            _check_export(result)
     except Exception as error:  # whatever went wrong, the user's own program is there to fall back to
         if options.strict:
             raise
@@ -46,6 +48,17 @@ def _lower(
     if result is None or not result.stablehlo:
         return _lower_plain(context, jaxpr, arguments)
     return _merge(context, result, arguments)
+
+
+def _check_export(region: Rewritten) -> None:
+    """Raises RegionError for a graph call that the process which runs an exported program could not run."""
+    for call, backend in zip(region.calls, region.backends, strict=True):
+        if getattr(backend, "needs_python", False):
+            raise RegionError(
+                f"the {backend.name} backend runs the graph {call.graph} through code that this Python process "
+                "registers, which an exported program cannot take along. Export with backend='reference' (plain JAX, "
+                "slow) or backend='xla' (the chain is left to XLA)"
+            )
 
 
 def _lower_plain(context: Any, jaxpr: Jaxpr, arguments: Sequence[Any]) -> Sequence[Any]:

@@ -37,6 +37,7 @@ class CudnnBackend:
     workspace_limit: int = WORKSPACE_LIMIT
     name: str = "cudnn"
     opaque: bool = True
+    needs_python = True  # the call's target is registered by this process
 
     @property
     def version(self) -> str:
