@@ -33,12 +33,12 @@ def explain(fn: Callable[..., Any], **kwargs: Any) -> Callable[..., Report]:
             original = original.__wrapped__  # type: ignore[attr-defined]
         report = _report_of(rewrite(original, **kwargs))
     assert report is not None
-    if isinstance(fn, types.MethodType) and _report_of(fn) is not None:
-        report = functools.partial(report, fn.__self__)
+    # The report of a rewritten method is that of the function: it wants the object.
+    owner = (fn.__self__,) if isinstance(fn, types.MethodType) and _report_of(fn) is not None else ()
 
     @functools.wraps(fn)
     def explained(*args: Any, **kwargs: Any) -> Report:
-        return report(*args, **kwargs)
+        return report(*owner, *args, **kwargs)
 
     return explained
 
