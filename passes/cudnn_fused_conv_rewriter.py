@@ -19,7 +19,7 @@ from xla_fp8.passes.convolution import (
 from xla_fp8.passes.dequantization import Dequantized, fed_by_fp8
 from xla_fp8.passes.epilogue import Epilogue, EpilogueCapture, build_side
 from xla_fp8.passes.values import ChannelVector
-from xla_fp8.target import GraphCall, Target, rule_of
+from xla_fp8.target import GraphCall, Target, advice_of, rule_of
 
 
 class CudnnFusedConvRewriter(Pass):
@@ -164,7 +164,8 @@ class CudnnFusedConvRewriter(Pass):
                 # A backend that names a rule could not run it; one that does not leaves the chain to XLA.
                 if rule_of(verdict):
                     self.context.unrunnable[self.context.origin(call)] = verdict.reason
-                return Refusal("backend", verdict.reason, "see what the backend supports", call)
+                advice = advice_of(verdict) or "see what the backends run: docs/backends.md"
+                return Refusal("backend", verdict.reason, advice, call)
         if not self.context.consume_fuel():
             return Refusal(
                 "fuel",

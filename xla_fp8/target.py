@@ -54,6 +54,11 @@ def rule_of(verdict: Verdict) -> str:
     return str(getattr(verdict, "rule", ""))
 
 
+def advice_of(verdict: Verdict) -> str:
+    """What would make the backend run the call, from the verdict's `advice`; "" where it has none."""
+    return str(getattr(verdict, "advice", ""))
+
+
 Version = tuple[int, ...]
 
 _PRESETS: dict[str, Version] = {"h100": (9, 0), "h200": (9, 0), "b200": (10, 0), "l40s": (8, 9), "a100": (8, 0)}

@@ -160,9 +160,20 @@ def test_a_backend_is_asked_about_every_graph_and_its_no_is_a_refusal() -> None:
     assert [entry.reason for entry in report.refused] == ["no plan for 16 channels"]
     assert hlo.to_text(module) == before
     (call,) = asked
+    assert report.refused[0].advice == "see what the backends run: docs/backends.md"
     assert str(call.graph) == "1:[f32]conv();2:[f8e4m3fn]scale(1);"
     assert [str(shape.element_type) for shape in call.operand_shapes] == ["f8e4m3fn", "f8e4m3fn", "f32"]
     assert [str(shape.element_type) for shape in call.output_shapes] == ["f8e4m3fn"]
+
+
+def test_the_advice_of_a_refusal_is_the_backends_own() -> None:
+    class No:
+        ok = False
+        reason = "no plan for 16 channels"
+        advice = "use 32"
+
+    report = passes.run(hlo.parse(FP8), target=Target("picky", (9, 0), supports=lambda call: No()))
+    assert [entry.advice for entry in report.refused] == ["use 32"]
 
 
 def test_every_pass_shows_before_and_after() -> None:

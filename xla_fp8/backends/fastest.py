@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from xla_fp8.backends.protocol import Backend, Config, Implementation, No
-from xla_fp8.target import GraphCall, Target, Verdict, rule_of
+from xla_fp8.target import GraphCall, Target, Verdict, advice_of, rule_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +47,9 @@ class FastestBackend:
             if verdict.ok:
                 return verdict
         rule = next((rule for _, verdict in verdicts if (rule := rule_of(verdict))), "")
-        return No("; ".join(f"{backend.name}: {verdict.reason}" for backend, verdict in verdicts), rule=rule)
+        advice = next((advice for _, verdict in verdicts if (advice := advice_of(verdict))), "")
+        reasons = "; ".join(f"{backend.name}: {verdict.reason}" for backend, verdict in verdicts)
+        return No(reasons, rule=rule, advice=advice)
 
     def configs(self, call: GraphCall, target: Target) -> Sequence[Config]:
         able = [backend for backend in self.backends if backend.supports(call, target).ok]

@@ -26,11 +26,13 @@ class No:
     Attributes:
         reason: a sentence for the report.
         rule: a short name where XLA could not run it in FP8 either (`xla_fp8.target.rule_of`), else "".
+        advice: what would make it run, for the report; "" where there is none.
     """
 
     reason: str
     ok: bool = False
     rule: str = ""
+    advice: str = ""
 
 
 Config = Hashable

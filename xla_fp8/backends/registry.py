@@ -10,7 +10,7 @@ from types import MappingProxyType
 from xla_fp8.backends import reference
 from xla_fp8.backends.protocol import Backend, Config, Implementation, No, Yes
 from xla_fp8.errors import XlaFp8Error
-from xla_fp8.target import GraphCall, Target, Verdict, rule_of
+from xla_fp8.target import GraphCall, Target, Verdict, advice_of, rule_of
 
 
 class BackendError(XlaFp8Error):
@@ -122,11 +122,12 @@ def backends_for(choice: str | Backend, platform: str) -> tuple[Backend, ...]:
 def choose(backends: Sequence[Backend], call: GraphCall, target: Target) -> Backend | No:
     """The first backend that runs `call`, or why none does."""
     reasons = []
-    rule = ""
+    rule = advice = ""
     for backend in backends:
         verdict = backend.supports(call, target)
         if verdict.ok:
             return backend
         reasons.append(verdict.reason if len(backends) == 1 else f"{backend.name}: {verdict.reason}")
         rule = rule or rule_of(verdict)
-    return No("; ".join(reasons) or "there is no backend for this platform", rule=rule)
+        advice = advice or advice_of(verdict)
+    return No("; ".join(reasons) or "there is no backend for this platform", rule=rule, advice=advice)

@@ -68,6 +68,7 @@ def test_each_rule_says_what_breaks_it(name: str) -> None:
     assert not answer.ok
     assert answer.rule == rule
     assert words in answer.reason
+    assert answer.advice == found[0].advice != ""
 
 
 def test_every_rule_has_a_case() -> None:

@@ -15,6 +15,7 @@ import pytest
 import xla_fp8
 from xla_fp8.backends import autotune
 from xla_fp8.backends.example_calls import graph_call
+from xla_fp8.backends.fastest import FastestBackend
 from xla_fp8.backends.mosaic.backend import MosaicBackend, MosaicError
 from xla_fp8.backends.mosaic.configs import Config
 from xla_fp8.backends.protocol import Backend, No
@@ -136,6 +137,20 @@ def test_the_reasons_of_all_backends_are_told() -> None:
     assert isinstance(chosen, No)
     assert "mosaic: the kernel has no grouped convolutions" in chosen.reason
     assert "xla: " in chosen.reason
+
+
+@dataclasses.dataclass(frozen=True)
+class Refusing(MosaicBackend):
+    """A backend whose no comes with advice."""
+
+    def supports(self, call: GraphCall, target: Target) -> No:
+        return No("too few channels", rule="channels", advice="add some")
+
+
+@pytest.mark.parametrize("ask", [choose, lambda backends, *of: FastestBackend(tuple(backends)).supports(*of)])
+def test_several_backends_pass_on_the_rule_and_the_advice_of_one(ask: Any) -> None:
+    refusal = ask([MosaicBackend(), Refusing()], call(groups=2), H200)
+    assert (refusal.ok, refusal.rule, refusal.advice) == (False, "channels", "add some")
 
 
 def test_nothing_is_timed_where_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

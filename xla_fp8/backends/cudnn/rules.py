@@ -28,10 +28,12 @@ class Rule:
     Attributes:
         name: short and stable, for reports and tests.
         broken: what breaks it, in a sentence with the numbers of the call; None where the call keeps the rule.
+        advice: what to change in the program.
     """
 
     name: str
     broken: Callable[[GraphCall, Geometry], str | None]
+    advice: str
 
 
 def _input_dilation(call: GraphCall, geometry: Geometry) -> str | None:
@@ -69,11 +71,23 @@ def _grouped_channels(call: GraphCall, geometry: Geometry) -> str | None:
 
 
 RULES = (
-    Rule("input-dilation", _input_dilation),
-    Rule("reversed-window", _reversed_window),
-    Rule("single-channel", _single_channel),
-    Rule("grouped-amax", _grouped_amax),
-    Rule("grouped-channels", _grouped_channels),
+    Rule(
+        "input-dilation",
+        _input_dilation,
+        "put the zeros into the FP8 input first (jax.lax.pad with interior padding), and convolve without lhs_dilation",
+    ),
+    Rule("reversed-window", _reversed_window, "reverse the filter (jnp.flip), not the window"),
+    Rule("single-channel", _single_channel, "pad the input channels or the output channels with zeros to two"),
+    Rule(
+        "grouped-amax",
+        _grouped_amax,
+        "take the amax of a tensor that no grouped convolution makes, or use a static scale",
+    ),
+    Rule(
+        "grouped-channels",
+        _grouped_channels,
+        f"give each group 4 input channels, or at least {_ENOUGH}: fewer groups, or channels of zeros",
+    ),
 )
 
 

@@ -10,6 +10,9 @@ from xla_fp8.backends.cudnn import deviceless, library, rules
 from xla_fp8.backends.cudnn.errors import CudnnError, CudnnMissingError
 from xla_fp8.target import GraphCall, Target, format_version
 
+_ANOTHER_TARGET = "compile for a newer target (--target), or update the library"
+_ANOTHER_CUDNN = "try another version of cuDNN"
+
 
 @dataclasses.dataclass(frozen=True)
 class Support:
@@ -21,6 +24,7 @@ class Support:
         source: who said so, e.g. "cuDNN 9.19.0, asked for NVIDIA H200 without a device".
         plans: how many plans were proposed; None from rules.
         rule: name of the rule that is broken, "" where none is known.
+        advice: what to change so that there is a plan; "" where ok.
     """
 
     ok: bool
@@ -28,6 +32,7 @@ class Support:
     source: str
     plans: int | None = None
     rule: str = ""
+    advice: str = ""
 
     def __str__(self) -> str:
         if not self.ok:
@@ -46,7 +51,7 @@ def support(call: GraphCall, target: Target, properties: str | None = None) -> S
             target's compute capability by default.
     """
     if refusal := target.fp8_convolution_refusal():
-        return Support(False, refusal, "the target's versions", rule="target")
+        return Support(False, refusal, "the target's versions", rule="target", advice=_ANOTHER_TARGET)
     properties = properties or shipped_properties(target)
     if properties is None:
         capability = format_version(target.compute_capability)
@@ -70,26 +75,30 @@ def _ask(call: GraphCall, compute_capability: tuple[int, ...], properties: str) 
     except CudnnMissingError as error:
         return _by_rules(call, str(error))
     except CudnnError as error:
-        return Support(False, str(error), "cuDNN, which it ended", rule="crash")
+        return Support(False, str(error), "cuDNN, which it ended", rule="crash", advice=_ANOTHER_CUDNN)
     version = format_version(answer.version)
     source = f"cuDNN {version}, asked without a device"
     if answer.plans:
         return Support(True, "", source, answer.plans)
     broken = rules.broken_rule(call)
     if broken is None:
-        return Support(False, f"cuDNN {version} has no plan for it: {answer.refusal}", source, 0, "no-plan")
+        reason = f"cuDNN {version} has no plan for it: {answer.refusal}"
+        return Support(False, reason, source, 0, "no-plan", _ANOTHER_CUDNN)
     rule, sentence = broken
-    return Support(False, f"{sentence} (cuDNN {version}: {answer.refusal})", source, 0, rule.name)
+    return Support(False, f"{sentence} (cuDNN {version}: {answer.refusal})", source, 0, rule.name, rule.advice)
 
 
 def support_by_rules(call: GraphCall, target: Target) -> Support:
     """As `support`, from the rules alone: the same answer on every machine."""
     if refusal := target.fp8_convolution_refusal():
-        return Support(False, refusal, "the target's versions", rule="target")
+        return Support(False, refusal, "the target's versions", rule="target", advice=_ANOTHER_TARGET)
     return _by_rules(call, "asked for by name")
 
 
 def _by_rules(call: GraphCall, why: str) -> Support:
     source = f"rules made with {rules.MADE_WITH} for compute capability 9.0: {why}"
     broken = rules.broken_rule(call)
-    return Support(False, broken[1], source, rule=broken[0].name) if broken else Support(True, "", source)
+    if broken is None:
+        return Support(True, "", source)
+    rule, sentence = broken
+    return Support(False, sentence, source, rule=rule.name, advice=rule.advice)
