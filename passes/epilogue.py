@@ -313,7 +313,7 @@ class EpilogueCapture:
         if not self.in_graph(source):
             return None
         bounds = constant_of(low), constant_of(high)
-        if bounds == (0, largest):  # jnp.clip(y, 0, 448): a relu, saturated
+        if bounds == (0.0, largest):  # jnp.clip(y, 0, 448): a relu, saturated
             return Step(instruction, (Op("relu", (source,)),), (source,), tuple(interior), kind="cast")
         if bounds != (-largest, largest):
             shown = " and ".join("a computed value" if b is None else f"{b:g}" for b in bounds)
