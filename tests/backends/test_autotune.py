@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import os
 import socket
@@ -73,6 +74,27 @@ def test_the_fastest_that_agrees_wins(capsys: pytest.CaptureFixture[str]) -> Non
     assert "result 1 differs from the reference in 100.0%" in timings["wrong"].problem
     assert "no kernel image" in timings["dies"].problem
     assert 2_000 <= timings["2"].microseconds < timings["20"].microseconds
+
+
+def test_progress_leaves_nothing_on_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does it where stdout goes to the same terminal: the line is cleared, and not in a buffer only."""
+
+    class Terminal(io.StringIO):
+        seen = ""
+
+        def isatty(self) -> bool:
+            return True
+
+        def flush(self) -> None:
+            self.seen = self.getvalue()
+
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    autotune.tune(Sleepy(), CALL, ("dies",))
+    assert terminal.getvalue() == ""
+    autotune.tune(Sleepy(), CALL, ("dies", "dies"))
+    assert "2/2 sleepy dies" in terminal.seen
+    assert terminal.seen.endswith("\r\x1b[K")
 
 
 def test_what_was_found_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -258,7 +258,7 @@ class _Progress:
     def __init__(self, total: int) -> None:
         self.total = total
         self.done = 0
-        self.enabled = sys.stderr.isatty()
+        self.enabled = total > 1 and sys.stderr.isatty()
 
     def __enter__(self) -> _Progress:
         return self
@@ -273,4 +273,5 @@ class _Progress:
 
     def __exit__(self, *_: object) -> None:
         if self.enabled:
-            print("\r\x1b[K", end="", file=sys.stderr)
+            # What stdout says next would else come before this, and the line would stay.
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)

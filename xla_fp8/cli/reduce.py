@@ -21,7 +21,7 @@ The command is run by the shell for each candidate; {} in it is the candidate's 
 no {}. Exit status 0 means interesting, as for llvm-reduce; `!` turns a command around.
 examples:
   xla-fp8 reduce big.hlo --interesting='! xla-fp8 run {} --target=h200'
-  xla-fp8 reduce big.hlo --interesting='xla-fp8 explain {} | grep -q wrong-clamp-bounds' -o small.hlo
+  xla-fp8 reduce big.hlo --interesting='xla-fp8 explain {} --format=json | grep -q wrong-clamp-bounds' -o small.hlo
 The best module so far is written whenever there is a better one, so that ^C loses nothing.
 """
 
