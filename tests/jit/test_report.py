@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import json
@@ -16,9 +17,10 @@ from jax import lax
 import xla_fp8
 from tests.jit.programs import LAYOUT, assert_close, inputs, quantize, tensors, wide_layer
 from xla_fp8 import hlo
-from xla_fp8.backends.protocol import No
+from xla_fp8.backends.protocol import Config, Implementation, No
+from xla_fp8.backends.registry import BackendError, ReferenceBackend
 from xla_fp8.report import Report
-from xla_fp8.target import Target
+from xla_fp8.target import GraphCall, Target
 
 
 def here(fn: Any, text: str) -> str:
@@ -236,3 +238,22 @@ def test_report_of_a_method() -> None:
     with pytest.raises((TypeError, ValueError)) as caught:
         net.jitted.report(*tensors())
     assert "xla_fp8.explain(obj.method)" in "".join(caught.value.__notes__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Broken(ReferenceBackend):
+    """Says yes and then cannot, as a library does of which no plan builds on the GPU at hand."""
+
+    name: str = "broken"
+
+    def lower(self, call: GraphCall, config: Config) -> Implementation:
+        raise BackendError("no plan builds")
+
+
+def test_a_backend_that_fails_costs_the_rewrite_and_not_the_program() -> None:
+    with pytest.warns(xla_fp8.FallbackWarning, match="no plan builds") as warned:
+        found = xla_fp8.jit(wide_layer, backend=Broken())(*tensors())
+    assert len(warned) == 1
+    assert_close(found, jax.jit(wide_layer)(*tensors()))
+    with pytest.raises(BackendError, match="no plan builds"):
+        xla_fp8.jit(wide_layer, backend=Broken(), strict=True)(*tensors())

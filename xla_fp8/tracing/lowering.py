@@ -36,6 +36,7 @@ def _lower(
         result = rewritten(jaxpr, options, platform, os.environ.get("XLA_FP8_DUMP_DIR"), family)
         if _jax_compat.is_for_export(context):
             _check_export(result)
+        implementations = _implementations(context, result)
     except Exception as error:  # whatever went wrong, the user's own program is there to fall back to
         if options.strict:
             raise
@@ -44,10 +45,10 @@ def _lower(
             FallbackWarning,
             stacklevel=2,
         )
-        result = None
+        result, implementations = None, []
     if result is None or not result.stablehlo:
         return _lower_plain(context, jaxpr, arguments)
-    return _merge(context, result, arguments)
+    return _merge(context, result, implementations, arguments)
 
 
 def _check_export(region: Rewritten) -> None:
@@ -70,26 +71,17 @@ def _lower_plain(context: Any, jaxpr: Jaxpr, arguments: Sequence[Any]) -> Sequen
     return list(rule(context.replace(avals_in=avals), *arguments))
 
 
-def _merge(context: Any, region: Rewritten, arguments: Sequence[Any]) -> Sequence[Any]:
-    name, symbols = region.name, context.module_context.symbol_table
-    if name not in symbols:  # else this module has the same region already
-        name, calls = _jax_compat.merge_stablehlo(context, region.stablehlo, name)
-        for operation in calls:
-            target = mlir.ir.StringAttr(operation.attributes["call_target_name"]).value
-            if target.startswith(MARK):
-                _replace(context, region, int(target.removeprefix(MARK)), operation)
-    main = symbols[name]
-    call = mlir.ir.Operation.create(
-        "func.call",
-        results=list(mlir.ir.FunctionType(main.type).results),
-        operands=list(arguments),
-        attributes={"callee": mlir.ir.FlatSymbolRefAttr.get(name)},
-    )
-    return list(call.results)
+def _implementations(context: Any, region: Rewritten) -> list[Jaxpr]:
+    """What the backend of each graph call makes of it; none where the module has the same region already.
+
+    Made before anything of the region is in the module, since a backend may fail: no plan builds, no config agrees.
+    """
+    if region.name in context.module_context.symbol_table:
+        return []
+    return [_implementation(context, region, number) for number in range(len(region.calls))]
 
 
-def _replace(context: Any, region: Rewritten, number: int, operation: Any) -> None:
-    """Puts what the backend of a marked call lowers to in its place."""
+def _implementation(context: Any, region: Rewritten, number: int) -> Jaxpr:
     call, backend = region.calls[number], region.backends[number]
 
     def lower(call: GraphCall, may_time: bool = True) -> Implementation:
@@ -101,7 +93,31 @@ def _replace(context: Any, region: Rewritten, number: int, operation: Any) -> No
     else:
         implementation = lower(call)
     avals = [jax.core.ShapedArray(shape.dimensions, numpy_dtype(shape.element_type)) for shape in call.operand_shapes]
-    jaxpr = jax.make_jaxpr(lambda *operands: tuple(implementation(*operands)))(*avals)
+    return jax.make_jaxpr(lambda *operands: tuple(implementation(*operands)))(*avals)
+
+
+def _merge(
+    context: Any, region: Rewritten, implementations: Sequence[Jaxpr], arguments: Sequence[Any]
+) -> Sequence[Any]:
+    name, symbols = region.name, context.module_context.symbol_table
+    if name not in symbols:  # else this module has the same region already
+        name, calls = _jax_compat.merge_stablehlo(context, region.stablehlo, name)
+        for operation in calls:
+            target = mlir.ir.StringAttr(operation.attributes["call_target_name"]).value
+            if target.startswith(MARK):
+                _replace(context, implementations[int(target.removeprefix(MARK))], operation)
+    main = symbols[name]
+    call = mlir.ir.Operation.create(
+        "func.call",
+        results=list(mlir.ir.FunctionType(main.type).results),
+        operands=list(arguments),
+        attributes={"callee": mlir.ir.FlatSymbolRefAttr.get(name)},
+    )
+    return list(call.results)
+
+
+def _replace(context: Any, jaxpr: Jaxpr, operation: Any) -> None:
+    """Puts what the backend of a marked call makes of it in its place."""
     with mlir.ir.InsertionPoint(operation), operation.location:
         rule = mlir.lower_fun(core.jaxpr_as_fun(jaxpr), multiple_results=True)
         inner = context.replace(
