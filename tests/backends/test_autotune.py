@@ -252,6 +252,9 @@ for value in ("first", "second"):  # publishing again under one name is what `fo
     if index == 0:
         _jax_compat.publish("name " + value, value)
     print(_jax_compat.await_published("name " + value, 30.0))
+if index == 1:
+    _jax_compat.publish("read", "both")
+_jax_compat.await_published("read", 30.0)
 if index == 0:
     _jax_compat.publish("name first", "again")
 """
