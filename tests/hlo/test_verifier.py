@@ -322,13 +322,13 @@ def test_operand_of_another_computation() -> None:
 
 def test_operand_that_does_not_know_its_user() -> None:
     module = small()
-    module.entry.instruction("y")._users.clear()
+    module.entry.instruction("y")._user_set().clear()
     assert "does not have it as a user" in broken(module, "users").message
 
 
 def test_user_that_does_not_know_its_operand() -> None:
     module = small()
-    module.entry.instruction("x")._users[module.entry.root] = None
+    module.entry.instruction("x")._user_set()[module.entry.root] = None
     assert "user r does not have it as an operand" in broken(module, "users").message
 
 

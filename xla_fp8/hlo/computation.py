@@ -220,6 +220,8 @@ class HloComputation:
             # What was the root by being last stays the root.
             self._root = self._last
         instruction.parent = self
+        if instruction._users is None:
+            instruction._users = {}
         self._names[instruction.name] = instruction
         previous = before._previous if before is not None else self._last
         instruction._previous, instruction._next = previous, before
@@ -236,6 +238,15 @@ class HloComputation:
             self._root = instruction
         self._forget_control(instruction)
         return instruction
+
+    def _find_users(self) -> None:
+        """Fills in the users of every instruction, in the order of the text."""
+        for instruction in self:
+            if instruction._users is None:
+                instruction._users = {}
+        for instruction in self:
+            for operand in instruction._operands:
+                operand._user_set()[instruction] = None
 
     def _append_parsed(self, instruction: HloInstruction) -> None:
         """What the parser calls for each instruction: `add` at the end, without the checks it has made itself."""
@@ -263,7 +274,7 @@ class HloComputation:
         """Removes an instruction without users. Raises HloMutationError where something still needs it."""
         if instruction.parent is not self:
             raise HloMutationError(f"{instruction.name} is not in computation {self.name}")
-        if instruction._users:
+        if instruction._user_set():
             raise HloMutationError(
                 f"{instruction.name} still has users: {', '.join(u.name for u in instruction.users)}"
             )
@@ -274,7 +285,7 @@ class HloComputation:
                 f"{instruction.name} is a control predecessor of {', '.join(s.name for s in successors)}"
             )
         for operand in instruction._operands:
-            operand._users.pop(instruction, None)
+            operand._user_set().pop(instruction, None)
         instruction._operands = ()
         previous, following = instruction._previous, instruction._next
         if previous is None:
@@ -356,7 +367,7 @@ class HloComputation:
             instruction = pending.pop()
             if (
                 instruction.parent is not self
-                or instruction._users
+                or instruction._user_set()
                 or instruction is self.root
                 or instruction.opcode == "parameter"
                 or instruction.has_control_dependencies

@@ -76,12 +76,24 @@ class HloInstruction:
         self._attribute_text = attribute_text
         self._attributes: AttributeMap | None = None
         self.parent = parent
-        # A dict used as an ordered set: removing one of 100,000 users must not search a list.
-        self._users: dict[HloInstruction, None] = {}
+        # A dict used as an ordered set: removing one of 100,000 users must not search a list. None until somebody asks:
+        # a module that is only read and printed needs no users (`_user_set`).
+        self._users: dict[HloInstruction, None] | None = None
         self._previous: HloInstruction | None = None
         self._next: HloInstruction | None = None
-        for operand in operands:
-            operand._users[self] = None
+        if parent is None:
+            for operand in operands:
+                operand._user_set()[self] = None
+
+    def _user_set(self) -> dict[HloInstruction, None]:
+        """The users, in step from the first time that anybody asks for those of any instruction beside this one."""
+        if self._users is None:
+            if self.parent is None:
+                self._users = {}
+            else:
+                self.parent._find_users()
+                assert self._users is not None
+        return self._users
 
     # ---------------------------------------------------------------- shape, operands, users
 
@@ -111,16 +123,16 @@ class HloInstruction:
     @property
     def users(self) -> tuple[HloInstruction, ...]:
         """Every instruction that has this one as an operand, once each, in the order they came to be."""
-        return tuple(self._users)
+        return tuple(self._user_set())
 
     @property
     def user_count(self) -> int:
-        return len(self._users)
+        return len(self._user_set())
 
     @property
     def use_count(self) -> int:
         """Operand slots that hold this instruction: `add(x, x)` is one user and two uses."""
-        return sum(operand is self for user in self._users for operand in user._operands)
+        return sum(operand is self for user in self._user_set() for operand in user._operands)
 
     def set_operand(self, index: int, new: HloInstruction) -> None:
         """Puts `new` into operand slot `index`."""
@@ -134,10 +146,10 @@ class HloInstruction:
             if operand.parent is not self.parent:
                 raise HloMutationError(f"{operand.name} is not in the computation of its new user {self.name}")
         for old in self._operands:
-            old._users.pop(self, None)
+            old._user_set().pop(self, None)
         self._operands = tuple(operands)
         for operand in operands:
-            operand._users[self] = None
+            operand._user_set()[self] = None
 
     @property
     def is_root(self) -> bool:

@@ -65,7 +65,7 @@ class _Verifier:
                 raise
             except HloError as error:
                 raise self.error(instruction, "attributes", str(error)) from None
-            edges += len(instruction._users)
+            edges += len(instruction._user_set())
             defined.add(instruction)
         if len(computation._names) != len(defined):
             extra = next(name for name, i in computation._names.items() if i not in defined or i.name != name)
@@ -82,7 +82,7 @@ class _Verifier:
             if operand not in defined:
                 why = "comes later" if operand.parent is instruction.parent else "is not in this computation"
                 raise self.error(instruction, "operands", f"operand {operand.name} {why}")
-            if instruction not in operand._users:
+            if instruction not in operand._user_set():
                 raise self.error(instruction, "users", f"operand {operand.name} does not have it as a user")
         if instruction.has_attribute("control-predecessors"):
             try:
@@ -96,7 +96,7 @@ class _Verifier:
 
     def stray_user(self, computation: HloComputation) -> None:
         for instruction in computation:
-            for user in instruction._users:
+            for user in instruction._user_set():
                 if instruction not in user._operands:
                     raise self.error(instruction, "users", f"user {user.name} does not have it as an operand")
 
