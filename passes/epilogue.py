@@ -130,6 +130,7 @@ class EpilogueCapture:
             _, _, instruction = heapq.heappop(queue)
             step = None if instruction.has_control_dependencies else self.step(instruction)
             if step is not None:
+                step = self.shared(step)
                 self.steps[instruction] = step
                 if step.kind == "value":
                     push_users(instruction)
@@ -137,6 +138,15 @@ class EpilogueCapture:
                 # Perhaps the inside of an activation, which is recognised at its last instruction.
                 misses += 1
                 push_users(instruction)
+
+    def shared(self, step: Step) -> Step:
+        """`step`; or, where the graph has the value already, that one: JAX writes `y * c` as often as the user does."""
+        if step.kind != "value" or not step.ops:
+            return step
+        for twin in self.steps.values():
+            if twin.ops == step.ops and twin.instruction.shape == step.instruction.shape:
+                return Step(step.instruction, (), (twin.instruction,), step.interior)
+        return step
 
     def in_graph(self, instruction: HloInstruction) -> bool:
         step = self.steps.get(instruction)

@@ -96,7 +96,7 @@ def _checked(names: Iterable[str]) -> tuple[str, ...]:
 
 def run(
     module: HloModule,
-    passes: Iterable[str] | None = None,
+    passes: Iterable[str] | str | None = None,
     target: Target | str | None = None,
     *,
     dialect: str = "xla",
@@ -105,8 +105,8 @@ def run(
     """Runs a pipeline on `module`, in place.
 
     Args:
-        passes: names, in order; the default pipeline where None. With the default pipeline a module in which nothing
-            becomes an FP8 graph is left exactly as it was.
+        passes: names, in order, or one string of them ("a,b,c"); the default pipeline where None. With the default
+            pipeline a module in which nothing becomes an FP8 graph is left exactly as it was.
         target: what to assume of the device; the local GPU, else an h200.
         dialect: of the graph string: "xla", or "extended" for the ops only this project's backends run.
 
@@ -120,6 +120,8 @@ def run(
         PassError: with `verify_each`, the pass that left a broken module, and how it is broken.
     """
     options = options or PipelineOptions()
+    if isinstance(passes, str):
+        passes = parse_pipeline(passes)
     names = DEFAULT_PIPELINE if passes is None else _checked(passes)
     target = Target.parse(target) if isinstance(target, str) else target or Target.default()
     context = Context(dialect, options.fuel, only_fp8=passes is None and options.only_if_fp8)

@@ -138,3 +138,16 @@ def test_an_unknown_platform_is_told(cli, add: Path) -> None:
     done = cli("run", add, "--platform=abacus")
     assert done.status == 1
     assert "abacus" in done.err
+
+
+def test_a_callback_into_another_process_is_refused_and_not_called(cli, tmp_path: Path) -> None:
+    path = tmp_path / "callback.hlo"
+    path.write_text(
+        "HloModule m\n\nENTRY e {\n  x = f32[2]{0} parameter(0)\n"
+        '  call = () custom-call(x), custom_call_target="xla_ffi_python_cpu_callback", custom_call_has_side_effect=true\n'
+        "  ROOT y = f32[2]{0} negate(x)\n}\n"
+    )
+    done = cli("run", path)
+    assert done.status == 1
+    assert "custom call %call in computation e has target xla_ffi_python_cpu_callback" in done.err
+    assert "not here" in done.err

@@ -19,6 +19,7 @@ from tests.jit.programs import LAYOUT, assert_close, inputs, quantize, tensors, 
 from xla_fp8 import hlo
 from xla_fp8.backends.protocol import Config, Implementation, No
 from xla_fp8.backends.registry import BackendError, ReferenceBackend
+from xla_fp8.passes import DEFAULT_PIPELINE
 from xla_fp8.report import Report
 from xla_fp8.target import GraphCall, Target
 
@@ -257,3 +258,15 @@ def test_a_backend_that_fails_costs_the_rewrite_and_not_the_program() -> None:
     assert_close(found, jax.jit(wide_layer)(*tensors()))
     with pytest.raises(BackendError, match="no plan builds"):
         xla_fp8.jit(wide_layer, backend=Broken(), strict=True)(*tensors())
+
+
+def test_a_kernel_for_gpus_is_not_lowered_for_a_cpu() -> None:
+    x8, w8 = jnp.ones((2, 8, 8, 32), jnp.float8_e4m3fn), jnp.ones((3, 3, 32, 32), jnp.float8_e4m3fn)
+    with pytest.warns(xla_fp8.FallbackWarning, match=r"the mosaic backend runs on cuda, and .* lowered for cpu"):
+        found = xla_fp8.jit(wide_layer, backend="mosaic", target="h200")(x8, w8)
+    assert_close(found, jax.jit(wide_layer)(x8, w8))
+
+
+def test_passes_may_be_one_string() -> None:
+    names = ",".join(DEFAULT_PIPELINE)
+    assert len(xla_fp8.explain(wide_layer, passes=names)(*tensors()).rewritten) == 1

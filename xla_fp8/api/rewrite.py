@@ -33,7 +33,7 @@ ReportCallback = Callable[[Report], object]
 def rewrite(
     fn: Callable[..., Any],
     *,
-    passes: Iterable[str] | None = None,
+    passes: Iterable[str] | str | None = None,
     target: Target | str | None = None,
     backend: str | Backend = "auto",
     report: ReportCallback | None = None,
@@ -48,7 +48,7 @@ def rewrite(
 
     Args:
         fn: a function that JAX can trace.
-        passes: names of passes to run instead of the default pipeline.
+        passes: names of passes to run instead of the default pipeline, or one string of them ("a,b,c").
         target: device to assume, e.g. "h200" or "cc=9.0,cudnn=9.1"; the local GPU, else an h200.
         backend: "auto", "reference", "xla" (rewrite nothing), or a `xla_fp8.backends.protocol.Backend`.
         report: called with a `Report` each time `fn` has been traced: under `jax.jit`, once for each compilation.
@@ -129,7 +129,7 @@ class ReportMethod:
 
 def make_options(
     *,
-    passes: Iterable[str] | None = None,
+    passes: Iterable[str] | str | None = None,
     target: Target | str | None = None,
     backend: str | Backend = "auto",
     strict: bool = False,
@@ -137,7 +137,7 @@ def make_options(
     """Checked options. Raises as `rewrite` does."""
     backends_for(backend, "cpu")
     return Options(
-        parse_pipeline(",".join(passes)) if passes is not None else None,
+        parse_pipeline(passes if isinstance(passes, str) else ",".join(passes)) if passes is not None else None,
         Target.parse(target) if isinstance(target, str) else target,
         backend,
         strict,

@@ -86,6 +86,11 @@ def _refuse(module: HloModule) -> None:
                     "XLA_FLAGS=--xla_dump_large_constants=true (or HloPrintOptions.print_large_constants)"
                 )
             target = instruction.custom_call_target if instruction.opcode == "custom-call" else ""
+            if "callback" in target:
+                raise ExecutionError(
+                    f"custom call {where} has target {target}: it calls a Python function of the process that made the "
+                    "dump, which is not here. Dump the program without its callbacks"
+                )
             if target.startswith(_GPU_TARGETS) and target != GRAPH_CALL_TARGET:
                 raise ExecutionError(
                     f"custom call {where} has target {target}, which only XLA's own GPU pipeline can run. The pass "

@@ -36,7 +36,7 @@ def _lower(
         result = rewritten(jaxpr, options, platform, os.environ.get("XLA_FP8_DUMP_DIR"), family)
         if _jax_compat.is_for_export(context):
             _check_export(result)
-        implementations = _implementations(context, result)
+        implementations = _implementations(platform, context, result)
     except Exception as error:  # whatever went wrong, the user's own program is there to fall back to
         if options.strict:
             raise
@@ -71,13 +71,19 @@ def _lower_plain(context: Any, jaxpr: Jaxpr, arguments: Sequence[Any]) -> Sequen
     return list(rule(context.replace(avals_in=avals), *arguments))
 
 
-def _implementations(context: Any, region: Rewritten) -> list[Jaxpr]:
+def _implementations(platform: str, context: Any, region: Rewritten) -> list[Jaxpr]:
     """What the backend of each graph call makes of it; none where the module has the same region already.
 
     Made before anything of the region is in the module, since a backend may fail: no plan builds, no config agrees.
     """
     if region.name in context.module_context.symbol_table:
         return []
+    for backend in region.backends:
+        if platform not in getattr(backend, "platforms", (platform,)):
+            raise RegionError(
+                f"the {backend.name} backend runs on {', '.join(backend.platforms)}, and this program is lowered for "
+                f"{platform}; backend='auto' picks one that runs there"
+            )
     return [_implementation(context, region, number) for number in range(len(region.calls))]
 
 

@@ -37,12 +37,14 @@ class MosaicBackend:
 
     Attributes:
         precision: see `Precision`; outputs of `highest` equal the f32 reference, at about 80% of the speed.
+        platforms: what programs with it can be lowered for.
         platform: of JAX, on which configs can be timed.
     """
 
     precision: Precision = "default"
     name: str = "mosaic"
     opaque: bool = True
+    platforms: tuple[str, ...] = ("cuda",)
     platform: str = "gpu"
 
     @property
