@@ -144,7 +144,8 @@ def test_a_callback_into_another_process_is_refused_and_not_called(cli, tmp_path
     path = tmp_path / "callback.hlo"
     path.write_text(
         "HloModule m\n\nENTRY e {\n  x = f32[2]{0} parameter(0)\n"
-        '  call = () custom-call(x), custom_call_target="xla_ffi_python_cpu_callback", custom_call_has_side_effect=true\n'
+        '  call = () custom-call(x), custom_call_target="xla_ffi_python_cpu_callback", '
+        "custom_call_has_side_effect=true\n"
         "  ROOT y = f32[2]{0} negate(x)\n}\n"
     )
     done = cli("run", path)
