@@ -73,7 +73,7 @@ def test_the_fastest_that_agrees_wins(capsys: pytest.CaptureFixture[str]) -> Non
     timings = {timing.config: timing for timing in autotune.tune(Sleepy(), CALL, Sleepy().choices)}
     assert "result 1 differs from the reference in 100.0%" in timings["wrong"].problem
     assert "no kernel image" in timings["dies"].problem
-    assert 2_000 <= timings["2"].microseconds < timings["20"].microseconds
+    assert 0 < timings["2"].microseconds < timings["20"].microseconds
 
 
 def test_progress_leaves_nothing_on_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

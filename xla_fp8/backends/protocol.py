@@ -49,6 +49,7 @@ class Backend(Protocol):
 
     Attributes:
         name: as `rewrite(..., backend=name)` says it.
+        platforms: optional: JAX's names of what programs with it can be lowered for; everything where there is none.
         opaque: whether what `lower` returns is a custom call or kernel that XLA's partitioner cannot look into. Such a
             call is partitioned by its batch dimension, amax reduced across the shards.
 

@@ -79,9 +79,10 @@ def _implementations(platform: str, context: Any, region: Rewritten) -> list[Jax
     if region.name in context.module_context.symbol_table:
         return []
     for backend in region.backends:
-        if platform not in getattr(backend, "platforms", (platform,)):
+        platforms: Sequence[str] = getattr(backend, "platforms", (platform,))
+        if platform not in platforms:
             raise RegionError(
-                f"the {backend.name} backend runs on {', '.join(backend.platforms)}, and this program is lowered for "
+                f"the {backend.name} backend runs on {', '.join(platforms)}, and this program is lowered for "
                 f"{platform}; backend='auto' picks one that runs there"
             )
     return [_implementation(context, region, number) for number in range(len(region.calls))]
