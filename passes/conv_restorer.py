@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 
-from xla_fp8.hlo import ConvolutionDimensionNumbers, HloInstruction, HloModule, Window, WindowDimension
+from xla_fp8.hlo import HloInstruction, HloModule, Window, WindowDimension
 from xla_fp8.hlo.attributes import format_int_list
 from xla_fp8.passes.base import Pass, rewritable_computations
-from xla_fp8.passes.convolution import BACKWARD_FILTER, BACKWARD_INPUT, CONVOLUTION_TARGETS, result_shape
+from xla_fp8.passes.convolution import (
+    BACKWARD_FILTER,
+    BACKWARD_INPUT,
+    CONVOLUTION_TARGETS,
+    result_shape,
+    swap_filter_and_output,
+    swap_input_and_output,
+)
 from xla_fp8.target import Target
 
 
@@ -47,11 +54,11 @@ class ConvRestorer(Pass):
         lhs, rhs = call.operands
         window, labels = call.window, call.dim_labels
         if call.custom_call_target == BACKWARD_INPUT:
-            window, labels = _input_gradient_window(call), _swap_input_and_output(labels)
+            window, labels = _input_gradient_window(call), swap_input_and_output(labels)
             spatial = labels.kernel_spatial_dimensions
             rhs = _reversed(rhs, spatial, call)
         elif call.custom_call_target == BACKWARD_FILTER:
-            window, labels = _filter_gradient_window(call), _unswap_filter_gradient(labels)
+            window, labels = _filter_gradient_window(call), swap_filter_and_output(labels)
         attributes = {"window": str(window)} if len(window) else {}
         attributes["dim_labels"] = str(labels)
         for name in ("feature_group_count", "operand_precision", "frontend_attributes"):
@@ -108,18 +115,6 @@ def _is_ours(call: HloInstruction) -> bool:
     )
 
 
-def _swap_input_and_output(labels: ConvolutionDimensionNumbers) -> ConvolutionDimensionNumbers:
-    return ConvolutionDimensionNumbers(labels.output, labels.rhs.translate(str.maketrans("io", "oi")), labels.lhs)
-
-
-def _unswap_filter_gradient(labels: ConvolutionDimensionNumbers) -> ConvolutionDimensionNumbers:
-    return ConvolutionDimensionNumbers(
-        labels.lhs.translate(str.maketrans("bf", "fb")),
-        labels.output.translate(str.maketrans("bf", "io")),
-        labels.rhs.translate(str.maketrans("io", "bf")),
-    )
-
-
 def _input_gradient_window(call: HloInstruction) -> Window:
     """The forward window of an input gradient: its stride dilates the input."""
     labels = call.dim_labels
@@ -140,7 +135,7 @@ def _input_gradient_window(call: HloInstruction) -> Window:
 
 def _filter_gradient_window(call: HloInstruction) -> Window:
     """The forward window of a filter gradient: the cotangent is the window, dilated by the stride."""
-    labels = _unswap_filter_gradient(call.dim_labels)
+    labels = swap_filter_and_output(call.dim_labels)
     dims = []
     for index, backward in enumerate(call.window):
         old = WindowDimension(

@@ -123,6 +123,20 @@ class BackwardForm:
     dim_labels: ConvolutionDimensionNumbers
 
 
+def swap_input_and_output(labels: ConvolutionDimensionNumbers) -> ConvolutionDimensionNumbers:
+    """Labels of a convolution ↔ those of the input gradient that it is: the filter's features change places too."""
+    return ConvolutionDimensionNumbers(labels.output, labels.rhs.translate(str.maketrans("io", "oi")), labels.lhs)
+
+
+def swap_filter_and_output(labels: ConvolutionDimensionNumbers) -> ConvolutionDimensionNumbers:
+    """Labels of a convolution ↔ those of the filter gradient that it is: the input's batch is its features."""
+    return ConvolutionDimensionNumbers(
+        labels.lhs.translate(str.maketrans("bf", "fb")),
+        labels.output.translate(str.maketrans("bf", "io")),
+        labels.rhs.translate(str.maketrans("io", "bf")),
+    )
+
+
 def match_backward_input(convolution: HloInstruction) -> BackwardForm | None:
     """The input gradient that XLA would see: a reversed filter, or a dilated input with a 1x1 filter."""
     if convolution.feature_group_count > 1 or convolution.batch_group_count > 1:
@@ -148,8 +162,7 @@ def match_backward_input(convolution: HloInstruction) -> BackwardForm | None:
         if high < 0:
             return None
         dims.append(WindowDimension(old.size, old.base_dilation, low, high))
-    # Input and output change places, and so do the filter's features.
-    swapped = ConvolutionDimensionNumbers(labels.output, labels.rhs.translate(str.maketrans("io", "oi")), labels.lhs)
+    swapped = swap_input_and_output(labels)
     return BackwardForm(BACKWARD_INPUT, convolution.operand(0), rhs, Window(tuple(dims)), swapped)
 
 
@@ -183,11 +196,7 @@ def match_backward_filter(convolution: HloInstruction) -> BackwardForm | None:
         if high < 0:
             return None
         dims.append(WindowDimension(filter_size, old.window_dilation, old.padding_low, high))
-    swapped = ConvolutionDimensionNumbers(
-        labels.lhs.translate(str.maketrans("bf", "fb")),
-        labels.output.translate(str.maketrans("bf", "io")),
-        labels.rhs.translate(str.maketrans("io", "bf")),
-    )
+    swapped = swap_filter_and_output(labels)
     return BackwardForm(BACKWARD_FILTER, convolution.operand(0), convolution.operand(1), Window(tuple(dims)), swapped)
 
 
