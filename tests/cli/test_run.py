@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import pickle
+import warnings
+import zipfile
 from pathlib import Path
 
 import ml_dtypes
@@ -84,9 +88,18 @@ def test_fp8_inputs_survive_numpy_s_file_format(cli, scaled_conv: Path, tmp_path
     assert cli("run", scaled_conv, "--target=h200", "--inputs", tmp_path / "in.npz").status == 0
 
 
+FITTING = {"a": np.ones((2, 3), np.float32), "b": np.float32(1)}
+
+
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
+        (
+            {**FITTING, "a": np.ones((2, 3))},
+            "parameter 0 (%a) is f32[2,3], but its array is float64[2, 3]",
+        ),
+        ({**FITTING, "a": np.asarray([1, None])}, "in.npz: a is an array of Python objects: save it as one of numbers"),
+        ({**FITTING, "a": np.asarray(["x"])}, "parameter 0 (%a) is f32[2,3], but its array is <U1[1]"),
         ({"a": np.ones((2, 3), np.float32)}, "no array for parameter 1: expected one named b or 1 or arr_1, found a"),
         (
             {"a": np.ones((3, 2), np.float32), "b": np.float32(1)},
@@ -99,6 +112,79 @@ def test_a_file_that_does_not_fit(cli, add: Path, tmp_path: Path, arrays: dict[s
     done = cli("run", add, "--inputs", tmp_path / "in.npz")
     assert done.status == 1
     assert message in done.err
+    assert "pickle" not in done.err
+
+
+EXPECTED = "expected a file that numpy.savez wrote, with an array for each parameter"
+
+
+def npz(**arrays: np.ndarray) -> bytes:
+    stream = io.BytesIO()
+    np.savez(stream, **arrays)
+    return stream.getvalue()
+
+
+def npy(array: np.ndarray) -> bytes:
+    stream = io.BytesIO()
+    np.save(stream, array)
+    return stream.getvalue()
+
+
+def archive_of(**members: bytes) -> bytes:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", f"in.npz is empty: {EXPECTED}"),
+        (b"a,b\n1,2\n", f"in.npz is no .npz file: {EXPECTED}"),
+        (pickle.dumps([1.0]), f"in.npz is no .npz file: {EXPECTED}"),
+        (npy(FITTING["a"]), f"in.npz is an .npy file, which holds one array: {EXPECTED}"),
+        (npz(**FITTING)[:300], "in.npz is broken, or was not written to its end (File is not a zip file)"),
+        (npz(**FITTING).replace(b"\x80?", b"\x81?", 1), "in.npz: a cannot be read, the file is broken: Bad CRC-32"),
+        (archive_of(a=b"text", b=b"text"), f"in.npz: a is no array: {EXPECTED}"),
+        (archive_of(a=npy(FITTING["a"])[:20]), "in.npz: a cannot be read, the file is broken: EOF"),
+        (archive_of(), "in.npz has no array for parameter 0: expected one named a or 0 or arr_0, found none"),
+    ],
+)
+def test_a_file_that_is_no_npz(cli, add: Path, tmp_path: Path, data: bytes, message: str) -> None:
+    (tmp_path / "in.npz").write_bytes(data)
+    done = cli("run", add, "--inputs", tmp_path / "in.npz")
+    assert done.status == 1
+    assert message in done.err
+    assert "pickle" not in done.err
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_a_damaged_file_is_read_or_refused(tmp_path: Path, compressed: bool) -> None:
+    from xla_fp8 import hlo
+    from xla_fp8.backends.inputs import InputError, read_inputs
+
+    module, path = hlo.parse(ADD), tmp_path / "in.npz"
+    (np.savez_compressed if compressed else np.savez)(path, **FITTING)
+    data = path.read_bytes()
+    flips = [(i, data[i] ^ bit) for i in range(len(data)) for bit in (1, 16, 128)]
+    refused = 0
+    for damaged in (*(data[:i] for i in range(len(data))), *(data[:i] + bytes([b]) + data[i + 1 :] for i, b in flips)):
+        path.write_bytes(damaged)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # zipfile tells of names that it finds twice
+                read_inputs(path, module)
+        except InputError:
+            refused += 1
+    assert refused > len(data)
+
+
+def test_no_such_file(cli, add: Path, tmp_path: Path) -> None:
+    done = cli("run", add, "--inputs", tmp_path / "none.npz")
+    assert done.status == 1
+    assert "none.npz: error: No such file or directory" in done.err
 
 
 def test_an_elided_constant_is_refused_by_name(cli, tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import zipfile
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -59,13 +61,10 @@ def read_inputs(path: str | os.PathLike[str], module: HloModule) -> list[Array]:
 
     Raises:
         OSError: the file cannot be read.
-        InputError: no .npz file, or an array is missing or has another shape or type than its parameter.
+        InputError: no .npz file, a broken one, or one with something else than arrays of numbers in it; or an array is
+            missing or has another shape or type than its parameter.
     """
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-    except (ValueError, AttributeError) as error:
-        raise InputError(f"{path} is not an .npz file of plain arrays: {error}") from error
+    arrays = _arrays(path)
     found = []
     for number, parameter in enumerate(module.entry.parameters):
         names = (parameter.name, str(number), f"arr_{number}")
@@ -76,7 +75,7 @@ def read_inputs(path: str | os.PathLike[str], module: HloModule) -> list[Array]:
                 f"found {', '.join(arrays) or 'none'}"
             )
         dtype = numpy_dtype(parameter.shape.element_type)
-        if array.dtype.kind == "V" and array.dtype.itemsize == dtype.itemsize:
+        if array.dtype == np.dtype((np.void, dtype.itemsize)):
             array = array.view(dtype)
         if array.dtype != dtype or array.shape != parameter.shape.dimensions:
             raise InputError(
@@ -85,3 +84,46 @@ def read_inputs(path: str | os.PathLike[str], module: HloModule) -> list[Array]:
             )
         found.append(array)
     return found
+
+
+def _arrays(path: str | os.PathLike[str]) -> dict[str, Array]:
+    """Every array of an .npz file by its name. numpy's messages recommend pickle, which runs what the file says."""
+    with open(path, "rb") as stream:
+        start = stream.read(len(_NPY))
+        if not start:
+            raise InputError(f"{path} is empty: {_EXPECTED}")
+        if start == _NPY:
+            raise InputError(f"{path} is an .npy file, which holds one array: {_EXPECTED}")
+        if not start.startswith(_ZIP):
+            raise InputError(f"{path} is no .npz file: {_EXPECTED}")
+        try:
+            archive = zipfile.ZipFile(stream)
+        except _BROKEN as error:
+            raise InputError(f"{path} is broken, or was not written to its end ({_told(error)}): {_EXPECTED}") from None
+        with archive:
+            return {name.removesuffix(".npy"): _array(archive, name, path) for name in archive.namelist()}
+
+
+def _array(archive: zipfile.ZipFile, name: str, path: str | os.PathLike[str]) -> Array:
+    """One member of an .npz file."""
+    where = f"{path}: {name.removesuffix('.npy')}"
+    try:
+        with archive.open(name) as member:
+            if member.peek(len(_NPY))[: len(_NPY)] != _NPY:
+                raise InputError(f"{where} is no array: {_EXPECTED}")
+            array: Array = np.lib.format.read_array(member, allow_pickle=False)
+    except _BROKEN as error:
+        if "pickle" in str(error):
+            raise InputError(f"{where} is an array of Python objects: save it as one of numbers") from None
+        raise InputError(f"{where} cannot be read, the file is broken: {_told(error)}") from None
+    return array
+
+
+_NPY, _ZIP = b"\x93NUMPY", b"PK"
+_EXPECTED = "expected a file that numpy.savez wrote, with an array for each parameter"
+_BROKEN = (ValueError, EOFError, RuntimeError, OSError, zipfile.BadZipFile, zlib.error)
+"""What a damaged file makes zipfile and numpy raise: RuntimeError of encryption marks, OSError of offsets."""
+
+
+def _told(error: Exception) -> str:
+    return str(error) or type(error).__name__

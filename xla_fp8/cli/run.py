@@ -84,12 +84,13 @@ def run(arguments: argparse.Namespace) -> int:
     sources = [inputs.one(path) for path in (arguments.first, arguments.second) if path is not None]
     with XlaProcess() as xla:
         first, *others = [_load(source, arguments, xla) for source in sources]
+        given = read_inputs(arguments.inputs, first) if arguments.inputs else None
         second = others[0] if others else _rewritten(first, arguments)
         names = (sources[0].name, sources[1].name if others else f"{sources[0].name}, rewritten")
         a = _compile(names[0], first, arguments.platform, xla)
         b = _compile(names[1], second, arguments.platform, xla)
     _same_interface(a, b)
-    arrays = read_inputs(arguments.inputs, first) if arguments.inputs else random_inputs(a.parameters, arguments.seed)
+    arrays = random_inputs(a.parameters, arguments.seed) if given is None else given
     tolerance = Tolerance(arguments.tolerance) if arguments.tolerance is not None else TOLERANCES[working_type(first)]
     mismatches = _print_table(a, a(*arrays), b(*arrays), tolerance, arguments)
     if arguments.iterations:
