@@ -168,7 +168,7 @@ def test_a_damaged_file_is_read_or_refused(tmp_path: Path, compressed: bool) -> 
     module, path = hlo.parse(ADD), tmp_path / "in.npz"
     (np.savez_compressed if compressed else np.savez)(path, **FITTING)
     data = path.read_bytes()
-    flips = [(i, data[i] ^ bit) for i in range(len(data)) for bit in (1, 16, 128)]
+    flips = [(i, data[i] ^ 16) for i in range(len(data))]
     refused = 0
     for damaged in (*(data[:i] for i in range(len(data))), *(data[:i] + bytes([b]) + data[i + 1 :] for i, b in flips)):
         path.write_bytes(damaged)

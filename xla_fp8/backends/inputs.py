@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import zipfile
 import zlib
@@ -108,10 +109,10 @@ def _array(archive: zipfile.ZipFile, name: str, path: str | os.PathLike[str]) ->
     """One member of an .npz file."""
     where = f"{path}: {name.removesuffix('.npy')}"
     try:
-        with archive.open(name) as member:
-            if member.peek(len(_NPY))[: len(_NPY)] != _NPY:
-                raise InputError(f"{where} is no array: {_EXPECTED}")
-            array: Array = np.lib.format.read_array(member, allow_pickle=False)
+        data = archive.read(name)  # all of it, so that its checksum is compared
+        if not data.startswith(_NPY):
+            raise InputError(f"{where} is no array: {_EXPECTED}")
+        array: Array = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
     except _BROKEN as error:
         if "pickle" in str(error):
             raise InputError(f"{where} is an array of Python objects: save it as one of numbers") from None
