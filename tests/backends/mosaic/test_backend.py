@@ -54,6 +54,7 @@ SUPPORTED = {
     "dilated": call(window="{size=3x3 pad=2_2x2_2 rhs_dilate=2x2}"),
     "reversed": call(window="{size=3x3 pad=1_1x1_1 rhs_reversal=1x1}"),
     "negative padding": call(window="{size=3x3 pad=-1_-1x-1_-1}"),
+    "dilated input": call(window="{size=3x3 pad=1_2x1_2 lhs_dilate=2x2}"),
     "few channels": call(channels=16, features=16),
     "many channels": call(channels=4096, features=4096),
     "odd channels": call(channels=208, features=1008),
@@ -73,9 +74,13 @@ REFUSED = {
     "groups": (call(groups=2), "the kernel has no grouped convolutions, and this one has 2 groups"),
     "input channels": (call(channels=24), "rows of multiples of 16 bytes, and this convolution has 24 input channels"),
     "output channels": (call(features=8), "rows of multiples of 16 bytes, and this convolution has 8 output channels"),
-    "input dilation": (
-        call(window="{size=3x3 pad=1_1x1_1 lhs_dilate=2x2}"),
-        "this convolution dilates it (an input gradient of a strided convolution)",
+    "dilated depth": (
+        call(image=(4, 8, 8), filter=(1, 3, 3), window="{size=1x3x3 pad=0_0x1_1x1_1 lhs_dilate=2x1x1}"),
+        "the kernel has two spatial dimensions, and this convolution has 3",
+    ),
+    "many phases": (
+        call(window="{size=3x3 pad=1_1x1_1 lhs_dilate=16x16}"),
+        "dilates its input by 16x16, which makes 256 phases; the kernel takes up to 64",
     ),
     "3-D": (
         call(image=(4, 8, 8), filter=(3, 3, 3)),

@@ -62,9 +62,11 @@ def test_every_config_fits_and_can_be_cut(name: str, footprint: str, promote: bo
         n, h, w = geometry.warpgroup_box()
         assert 2 * n * h * w == config.tile_pixels, "a consumer's half is not a box"
         taps = math.prod(problem.taps)
-        assert geometry.steps * config.splits == taps * geometry.channel_blocks, "a split leaves steps out"
+        assert geometry.steps(geometry.origin(0)) * config.splits == taps * geometry.channel_blocks, (
+            "a split leaves steps out"
+        )
         assert 0 <= config.lead < config.stages
-        assert not config.lead or geometry.steps >= config.stages, "the leader would lap the other consumer"
+        assert not config.lead or geometry.fewest_steps >= config.stages, "the leader would lap the other consumer"
         columns = (SUMS if config.splits > 1 else needed).columns(config)
         assert config.piece_features % columns == 0
         assert columns >= configs.MIN_COLUMNS

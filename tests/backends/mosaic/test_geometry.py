@@ -12,6 +12,7 @@ from jax import lax
 
 from xla_fp8.backends.mosaic.configs import Config
 from xla_fp8.backends.mosaic.geometry import Geometry
+from xla_fp8.backends.mosaic.phases import phases_of
 from xla_fp8.backends.mosaic.problem import Problem
 
 Array = np.ndarray[Any, Any]
@@ -41,20 +42,22 @@ def implicit_gemm(geometry: Geometry, input: Array, filter: Array) -> Array:
     """The kernel in numpy: both consumers of every tile, over every step; the sum of the splits."""
     p, c = geometry.problem, geometry.config
     view = input
-    if p.strided:
+    if geometry.strided:
         _, rows, sh, columns, _ = geometry.view_shape
-        padded = np.zeros((p.batch, rows * sh, columns * p.stride[1], geometry.view_channels), input.dtype)
+        padded = np.zeros((p.batch, rows * sh, columns * geometry.stride[1], geometry.view_channels), input.dtype)
         padded[:, : p.height, : p.width, : p.channels] = input
         view = padded.reshape(geometry.view_shape)
     taps = filter.reshape(p.features, -1, p.channels)
-    output = np.full((c.splits, *p.output_shape), np.nan)
+    # As the kernel stores it, 32 channels at a time: with phases, a view of rows and columns that were rounded up.
+    stored = np.full(geometry.store_shape(32), np.nan).reshape(c.splits, *geometry.padded_output_shape(32))
+    view_by_phases = stored.reshape(geometry.store_shape(32))
     for tile in range(geometry.tiles):
         origin = geometry.origin(tile)
         sums = np.zeros((c.tile_pixels, c.tile_features))
-        for number in range(geometry.steps):
-            step = geometry.step(number, origin.split)
+        for number in range(geometry.steps(origin)):
+            step = geometry.step(number, origin)
             box = geometry.box_start(origin, step)
-            middle = ((box.parity,), (1,)) if p.strided else ((), ())
+            middle = ((box.parity,), (1,)) if geometry.strided else ((), ())
             pixels = copy_box(
                 view,
                 (box.n, box.h, *middle[0], box.w, box.c),
@@ -65,21 +68,27 @@ def implicit_gemm(geometry: Geometry, input: Array, filter: Array) -> Array:
         half = c.warpgroup_pixels
         for warpgroup in range(2):
             start = geometry.warpgroup_origin(origin, warpgroup)
-            rows = sums[warpgroup * half : (warpgroup + 1) * half]
-            store_box(
-                output[start.split],
-                (start.n, start.h, start.w, start.k),
-                rows.reshape(*geometry.warpgroup_box(), c.tile_features),
-            )
-    assert not np.isnan(output).any(), "an element is not stored"
-    return output.sum(axis=0)
+            part = sums[warpgroup * half : (warpgroup + 1) * half].reshape(*geometry.warpgroup_box(), c.tile_features)
+            if not geometry.phased:
+                store_box(stored[start.split], (start.n, start.h, start.w, start.k), part)
+                continue
+            channels = geometry.padded_output_shape(32)[-1]
+            row_phase, column_phase = start.phase
+            for column in range(0, c.tile_features, 32):
+                if start.k + column < p.features:
+                    corner = (start.n, start.h, start.w, column_phase * channels + start.k + column)
+                    store_box(view_by_phases[:, :, row_phase], corner, part[..., column : column + 32])
+    assert not np.isnan(stored).any(), "an element is not stored"
+    return np.asarray(stored.sum(axis=0)[tuple(map(slice, p.output_shape))])
 
 
 def convolution(p: Problem, input: Array, filter: Array) -> Array:
+    inputs, outputs = (p.height, p.width), (p.out_height, p.out_width)
+    sizes = [(size - 1) * zeros + 1 for size, zeros in zip(inputs, p.base_dilation, strict=True)]
     high = [
         (out - 1) * stride + (taps - 1) * dilation + 1 - size - low
         for out, stride, taps, dilation, size, low in zip(
-            (p.out_height, p.out_width), p.stride, p.taps, p.dilation, (p.height, p.width), p.padding, strict=True
+            outputs, p.stride, p.taps, p.dilation, sizes, p.padding, strict=True
         )
     ]
     return np.asarray(
@@ -88,6 +97,7 @@ def convolution(p: Problem, input: Array, filter: Array) -> Array:
             filter,
             p.stride,
             list(zip(p.padding, high, strict=True)),
+            lhs_dilation=p.base_dilation,
             rhs_dilation=p.dilation,
             dimension_numbers=("NHWC", "OHWI", "NHWC"),
             precision=lax.Precision.HIGHEST,
@@ -113,6 +123,22 @@ PROBLEMS = {
     ),
     "1x1": Problem(2, 7, 7, 32, 32, 7, 7).flattened(),
     "1-D": Problem(2, 1, 40, 32, 32, 1, 40, taps=(1, 3), padding=(0, 1)),
+    "gradient of stride 2": Problem(2, 7, 8, 32, 32, 14, 16, taps=(3, 3), padding=(1, 2), base_dilation=(2, 2)),
+    "gradient of stride 2, odd sizes": Problem(
+        1, 7, 5, 48, 80, 13, 11, taps=(3, 5), padding=(1, 3), base_dilation=(2, 2)
+    ),
+    "gradient of 1x1 with stride 2": Problem(2, 4, 5, 32, 48, 8, 9, base_dilation=(2, 2)),
+    "gradient of patches": Problem(1, 4, 4, 32, 32, 16, 16, taps=(4, 4), padding=(3, 3), base_dilation=(4, 4)),
+    "gradient of strides 3 and 1": Problem(1, 4, 9, 32, 32, 12, 9, taps=(3, 3), padding=(2, 1), base_dilation=(3, 1)),
+    "gradient of stride and dilation": Problem(
+        1, 6, 6, 32, 32, 12, 12, taps=(3, 3), dilation=(2, 3), padding=(3, 4), base_dilation=(2, 2)
+    ),
+    "dilated input and stride": Problem(
+        1, 5, 6, 32, 32, 6, 5, taps=(3, 3), stride=(2, 3), padding=(3, 2), base_dilation=(3, 2)
+    ),
+    "gradient with negative padding": Problem(
+        1, 6, 6, 32, 32, 7, 6, taps=(3, 3), padding=(-1, -2), base_dilation=(2, 2)
+    ),
 }
 
 BOXES = [(1, 8, 16), (1, 16, 16), (2, 8, 8), (16, 1, 8), (1, 1, 128), (128, 1, 1), (1, 128, 1)]
@@ -146,7 +172,7 @@ def test_splits_share_the_steps(splits: int) -> None:
     input = rng.integers(-4, 5, problem.input_shape).astype(np.float32)
     filter = rng.integers(-4, 5, problem.filter_shape).astype(np.float32)
     geometry = Geometry(problem, Config(1, 8, 16, tile_features=32, tile_channels=32, stages=4, splits=splits))
-    assert geometry.steps * splits == 18
+    assert geometry.steps(geometry.origin(0)) * splits == 18
     np.testing.assert_array_equal(implicit_gemm(geometry, input, filter), convolution(problem, input, filter))
 
 
@@ -170,14 +196,59 @@ def test_rows_of_the_product_are_the_pixels_of_the_box(box: tuple[int, int, int]
     assert pixels == [(n, h, w) for n in range(box[0]) for h in range(box[1]) for w in range(box[2])]
 
 
-def test_traced_arithmetic_is_that_of_ints() -> None:
-    geometry = Geometry(PROBLEMS["stride and dilation"], Config(1, 8, 16, tile_features=32, tile_channels=32, stages=4))
+@pytest.mark.parametrize("name", ["stride and dilation", "gradient of stride 2, odd sizes", "gradient of patches"])
+def test_traced_arithmetic_is_that_of_ints(name: str) -> None:
+    geometry = Geometry(PROBLEMS[name], Config(1, 8, 16, tile_features=32, tile_channels=32, stages=4))
 
     def start(tile: Any, number: Any) -> tuple[Any, ...]:
-        box = geometry.box_start(geometry.origin(tile), geometry.step(number))
-        return box.n, box.h, box.parity, box.w, box.c
+        origin = geometry.origin(tile)
+        step = geometry.step(number, origin)
+        box = geometry.box_start(origin, step)
+        return box.n, box.h, box.parity, box.w, box.c, step.tap, geometry.steps(origin), *geometry.sizes(origin)
 
     traced = jax.jit(start)
     for tile in range(geometry.tiles):
-        for number in range(geometry.steps):
+        for number in range(geometry.steps(geometry.origin(tile))):
             assert tuple(map(int, traced(tile, number))) == start(tile, number)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_problems(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+
+    def pair(*choices: int) -> tuple[int, int]:
+        first, second = (int(choice) for choice in rng.choice(choices, 2))
+        return first, second
+
+    (height, width), (out_height, out_width) = pair(*range(1, 14)), pair(*range(1, 20))
+    channels, features = pair(16, 32, 48, 80)
+    problem = Problem(
+        int(rng.integers(1, 4)),
+        height,
+        width,
+        channels,
+        features,
+        out_height,
+        out_width,
+        taps=pair(1, 2, 3, 4, 7),
+        stride=pair(1, 1, 2, 3),
+        dilation=pair(1, 1, 2, 3),
+        padding=pair(*range(-3, 7)),
+        base_dilation=pair(1, 2, 2, 3, 4),
+    )
+    input = rng.integers(-4, 5, problem.input_shape).astype(np.float32)
+    filter = rng.integers(-4, 5, problem.filter_shape).astype(np.float32)
+    boxes = BOXES[:4]
+    geometry = Geometry(problem, Config(*boxes[seed % len(boxes)], tile_features=64, tile_channels=32, stages=4))
+    np.testing.assert_array_equal(implicit_gemm(geometry, input, filter), convolution(problem, input, filter))
+
+
+@pytest.mark.parametrize(
+    ("taps", "stride", "counts"), [(3, 2, [1, 2]), (1, 2, [1, 0]), (4, 4, [1] * 4), (7, 2, [4, 3])]
+)
+def test_each_tap_belongs_to_one_phase(taps: int, stride: int, counts: list[int]) -> None:
+    phases = phases_of(outputs=8, taps=taps, stride=1, dilation=1, padding=taps // 2, base_dilation=stride)
+    assert sorted(phase.taps for phase in phases.phases) == sorted(counts)
+    assert phases.tap_step == stride
+    seen = [phase.first_tap + i * phases.tap_step for phase in phases.phases for i in range(phase.taps)]
+    assert sorted(seen) == list(range(taps))

@@ -78,6 +78,16 @@ WINDOWS = {
     "dilation": {"window": "{size=3x3 pad=2_2x3_3 rhs_dilate=2x3}"},
     "reversal": {"window": "{size=3x3 pad=1_1x1_1 rhs_reversal=1x1}"},
     "negative padding": {"window": "{size=3x3 pad=-1_-2x-2_-1}"},
+    "gradient of stride 2": {"window": "{size=3x3 pad=1_2x1_2 lhs_dilate=2x2}"},
+    "gradient of stride 2, odd sizes": {
+        "window": "{size=3x3 pad=1_1x1_1 lhs_dilate=2x2}",
+        "channels": 48,
+        "features": 80,
+        "image": (15, 17),
+    },
+    "gradient of 1x1 with stride 2": {"filter": (1, 1), "window": "{size=1x1 pad=0_1x0_1 lhs_dilate=2x2}"},
+    "gradient of stride 2 in one dimension": {"window": "{size=3x3 pad=1_2x1_1 lhs_dilate=2x1}"},
+    "gradient of patches": {"filter": (4, 4), "window": "{size=4x4 pad=3_3x3_3 lhs_dilate=4x4}"},
     "1-D": {"image": (40,), "filter": (5,)},
     "3-D": {"image": (4, 8, 8), "filter": (1, 3, 3)},
     "1x1": {"filter": (1, 1)},
@@ -88,8 +98,16 @@ WINDOWS = {
 
 
 @pytest.mark.parametrize("name", WINDOWS)
-def test_every_kind_of_convolution(name: str) -> None:
-    lowered(graph_call(SCALE, **WINDOWS[name]))
+@pytest.mark.parametrize("precision", ["default", "highest"])
+def test_every_kind_of_convolution(name: str, precision: Any) -> None:
+    lowered(graph_call(SCALE, **WINDOWS[name]), precision=precision)
+
+
+@pytest.mark.parametrize("precision", ["default", "highest"])
+@pytest.mark.parametrize("features", [80, 128])
+def test_the_whole_epilogue_of_a_strided_gradient(features: int, precision: Any) -> None:
+    window = "{size=3x3 pad=1_2x1_1 lhs_dilate=2x2}"
+    lowered(graph_call(FULL, window=window, channels=160, features=features, image=(9, 12)), precision=precision)
 
 
 @pytest.mark.parametrize("precision", ["default", "highest"])

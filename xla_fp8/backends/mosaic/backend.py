@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -88,7 +89,14 @@ class MosaicBackend:
         return functools.partial(_run, call, plan, config)
 
     def _generate(self, plan: _Plan) -> tuple[Config, ...]:
-        return configs.generate(plan.problem, plan.epilogue.footprint, self.precision == "highest", multiprocessors())
+        problem, promote = plan.problem, self.precision == "highest"
+        if problem.base_dilation == (1, 1):
+            return configs.generate(problem, plan.epilogue.footprint, promote, multiprocessors())
+        # Phases share the machine. What one of them cannot do alone (be split, lead) is left out.
+        phases = math.prod(along.count for along in problem.phases)
+        share = max(1, multiprocessors() // phases)
+        candidates = configs.generate(problem.largest_phase, plan.epilogue.footprint, promote, share, limit=64)
+        return tuple(config for config in candidates if config.splits == 1 and not config.lead)[:8]
 
 
 @functools.cache

@@ -22,6 +22,10 @@ With strides (SH, SW), neighbouring outputs see inputs SH rows apart. The input 
 [N, H / SH, SH, W / SW, SW * C]: row h is (h // SH, h % SH), and column w the w // SW-th, at channel (w % SW) * C. For
 one tap all rows of the tile have the same h % SH, so the box is dense again.
 
+A dilated input comes without its zeros: each phase of the output (`phases`) is a convolution of its own, with its share
+of the taps. A tile belongs to one phase, so its pixels are DH rows and DW columns apart in the output, which is viewed
+as the input is with strides: [N, OH / DH, DH, OW / DW, DW * K].
+
 A grid too small to fill the machine is split along the reduction: `splits` tiles share one place in the output, each
 with its part of the steps, and store f32 sums one behind the other, [splits, N, OH, OW, K].
 
@@ -32,23 +36,26 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
+import numpy as np
 from jax import lax
 
 from xla_fp8.backends.mosaic.configs import Config
+from xla_fp8.backends.mosaic.phases import Phases
 from xla_fp8.backends.mosaic.problem import Problem
 
 Index: TypeAlias = Any
 """A Python int or a traced i32 scalar."""
 
 
-def _div(a: Index, b: int) -> Index:
+def _div(a: Index, b: Index) -> Index:
     """a // b for a >= 0. A traced `//` would round down with more instructions."""
     return a // b if isinstance(a, int) else lax.div(a, b)
 
 
-def _rem(a: Index, b: int) -> Index:
+def _rem(a: Index, b: Index) -> Index:
     return a % b if isinstance(a, int) else lax.rem(a, b)
 
 
@@ -56,20 +63,36 @@ def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
+def _one_of(values: Sequence[int], index: Index) -> Index:
+    """values[index]; for a traced index a chain of selects, or the value that all are."""
+    if isinstance(index, int):
+        return values[index]
+    if len(set(values)) == 1:
+        return values[0]
+    chosen: Index = np.int32(values[0])
+    for i, value in enumerate(values[1:], start=1):
+        chosen = lax.select(index == i, np.int32(value), chosen)
+    return chosen
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a tile starts: image, row and column of its first output pixel, first output channel; and its split."""
+    """Where a tile starts: image, row and column of its first output pixel, first output channel; its split, its phase.
+
+    Row and column count the pixels of the phase: output row h * DH + phase[0], column w * DW + phase[1].
+    """
 
     n: Index
     h: Index
     w: Index
     k: Index
     split: Index = 0
+    phase: tuple[Index, Index] = (0, 0)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Step:
-    """One step of the reduction: the tap (r, s), its number r * S + s, and the first channel."""
+    """One step of the reduction: the tap (r, s) of the phase, its number in the whole filter, and the first channel."""
 
     r: Index
     s: Index
@@ -104,31 +127,77 @@ class Geometry:
     config: Config
 
     @property
+    def row_phases(self) -> Phases:
+        return self.problem.phases[0]
+
+    @property
+    def column_phases(self) -> Phases:
+        return self.problem.phases[1]
+
+    @property
+    def stride(self) -> tuple[int, int]:
+        """Of the window of a phase, over the input as it is in memory."""
+        return self.row_phases.stride, self.column_phases.stride
+
+    @property
+    def strided(self) -> bool:
+        return self.stride != (1, 1)
+
+    @property
+    def phased(self) -> bool:
+        """Whether the output has more than one phase."""
+        return self.row_phases.count * self.column_phases.count > 1
+
+    @property
     def tile_counts(self) -> tuple[int, int, int, int]:
-        """Tiles along images, rows, columns and output channels."""
+        """Tiles of one phase along images, rows, columns and output channels."""
         p, c = self.problem, self.config
         return (
             ceil_div(p.batch, c.tile_images),
-            ceil_div(p.out_height, c.tile_height),
-            ceil_div(p.out_width, c.tile_width),
+            ceil_div(self.row_phases.size, c.tile_height),
+            ceil_div(self.column_phases.size, c.tile_width),
             ceil_div(p.features, c.tile_features),
         )
 
     @property
     def tiles(self) -> int:
-        """Of all splits."""
-        return math.prod(self.tile_counts) * self.config.splits
+        """Of all phases and splits."""
+        return math.prod(self.tile_counts) * self.config.splits * self.row_phases.count * self.column_phases.count
 
     @property
     def channel_blocks(self) -> int:
         return ceil_div(self.problem.channels, self.config.tile_channels)
 
+    def steps(self, origin: Origin) -> Index:
+        """Steps of the reduction of the tile at `origin`: of one split of it, where there are several."""
+        r, s = self._taps(origin)
+        splits = self.config.splits
+        if splits == 1:
+            return r * s * self.channel_blocks
+        assert not self.phased, "a split reduction has one phase"
+        assert r * s * self.channel_blocks % splits == 0, self.config
+        return r * s * self.channel_blocks // splits
+
     @property
-    def steps(self) -> int:
-        """Steps of the reduction of one tile: of one split of it, where there are several."""
-        r, s = self.problem.taps
-        assert r * s * self.channel_blocks % self.config.splits == 0, self.config
+    def fewest_steps(self) -> int:
+        """Of any tile."""
+        r, s = (min(phase.taps for phase in along.phases) for along in self.problem.phases)
         return r * s * self.channel_blocks // self.config.splits
+
+    def _taps(self, origin: Origin) -> tuple[Index, Index]:
+        r, s = (
+            _one_of([phase.taps for phase in along.phases], index)
+            for along, index in zip(self.problem.phases, origin.phase, strict=True)
+        )
+        return r, s
+
+    def sizes(self, origin: Origin) -> tuple[Index, Index]:
+        """Rows and columns of the phase of the tile at `origin`."""
+        h, w = (
+            _one_of([phase.size for phase in along.phases], index)
+            for along, index in zip(self.problem.phases, origin.phase, strict=True)
+        )
+        return h, w
 
     @property
     def covers_exactly(self) -> bool:
@@ -136,8 +205,8 @@ class Geometry:
         p, c = self.problem, self.config
         return not (
             p.batch % c.tile_images
-            or p.out_height % c.tile_height
-            or p.out_width % c.tile_width
+            or any(phase.size % c.tile_height for phase in self.row_phases.phases)
+            or any(phase.size % c.tile_width for phase in self.column_phases.phases)
             or p.features % c.tile_features
         )
 
@@ -148,49 +217,93 @@ class Geometry:
         In the view of a strided convolution the next column follows the last channel, so zeros have to fill the last
         block of BK channels in memory; otherwise the copy engine makes them.
         """
-        return self.channel_blocks * self.config.tile_channels if self.problem.strided else self.problem.channels
+        return self.channel_blocks * self.config.tile_channels if self.strided else self.problem.channels
 
     @property
     def view_shape(self) -> tuple[int, ...]:
         """Shape of the input as the kernel sees it: [N, H, W, C], or [N, H / SH, SH, W / SW, SW * C], rounded up."""
         p = self.problem
-        if not p.strided:
+        if not self.strided:
             return p.input_shape
-        sh, sw = p.stride
+        sh, sw = self.stride
         return p.batch, ceil_div(p.height, sh), sh, ceil_div(p.width, sw), sw * self.view_channels
 
-    @property
-    def store_shape(self) -> tuple[int, ...]:
-        """Shape of what the kernel stores: the output, or the sums of all splits of it."""
+    def padded_output_shape(self, columns: int) -> tuple[int, int, int, int]:
+        """[N, OH, OW, K] of what the kernel stores, before it is cut to the size of the output.
+
+        Where the output has phases, all get the same size. In the view the next column follows the last channel, so K
+        is a multiple of `columns`, what is stored at a time: a store must not reach into the next column.
+        """
+        p = self.problem
+        if not self.phased:
+            return p.output_shape
+        features = ceil_div(p.features, columns) * columns
+        return (
+            p.batch,
+            self.row_phases.size * self.row_phases.count,
+            self.column_phases.size * self.column_phases.count,
+            features,
+        )
+
+    def store_shape(self, columns: int) -> tuple[int, ...]:
+        """Shape of what the kernel stores, as it sees it: the output or its view by phases, or the sums of all splits.
+
+        Args:
+            columns: output channels that are stored at a time.
+        """
         splits = (self.config.splits,) if self.config.splits > 1 else ()
-        return (*splits, *self.problem.output_shape)
+        shape = self.padded_output_shape(columns)
+        if not self.phased:
+            return *splits, *shape
+        dh, dw = self.row_phases.count, self.column_phases.count
+        return shape[0], shape[1] // dh, dh, shape[2] // dw, dw * shape[3]
+
+    @property
+    def _phase_order(self) -> list[tuple[int, int]]:
+        """Phases of rows and columns, those with the most taps first: short tiles last even out the machine's load."""
+        rows, columns = self.row_phases.phases, self.column_phases.phases
+        pairs = [(r, s) for r in range(len(rows)) for s in range(len(columns))]
+        return sorted(pairs, key=lambda pair: -rows[pair[0]].taps * columns[pair[1]].taps)
 
     def origin(self, tile: Index) -> Origin:
         """Where tile number `tile` starts. Output channels vary fastest: concurrent blocks share their input in L2."""
         _, th, tw, tk = self.tile_counts
         c = self.config
         split: Index = 0
+        phase: tuple[Index, Index] = (0, 0)
         if c.splits > 1:
             split, tile = _div(tile, self.tiles // c.splits), _rem(tile, self.tiles // c.splits)
+        if self.phased:
+            each = math.prod(self.tile_counts)
+            number, tile = _div(tile, each), _rem(tile, each)
+            rows, columns = zip(*self._phase_order, strict=True)
+            phase = _one_of(rows, number), _one_of(columns, number)
         m, k = _div(tile, tk), _rem(tile, tk)
         n, rest = _div(m, th * tw), _rem(m, th * tw)
         h, w = _div(rest, tw), _rem(rest, tw)
-        return Origin(n * c.tile_images, h * c.tile_height, w * c.tile_width, k * c.tile_features, split)
+        return Origin(n * c.tile_images, h * c.tile_height, w * c.tile_width, k * c.tile_features, split, phase)
 
-    def step(self, number: Index, split: Index = 0) -> Step:
-        """Step `number` of a split of a tile's reduction. Channels vary fastest."""
-        number = split * self.steps + number
+    def step(self, number: Index, origin: Origin) -> Step:
+        """Step `number` of the reduction of the tile at `origin`. Channels vary fastest."""
+        if self.config.splits > 1:
+            number = origin.split * self.steps(origin) + number
         tap, block = _div(number, self.channel_blocks), _rem(number, self.channel_blocks)
-        _, s = self.problem.taps
-        return Step(_div(tap, s), _rem(tap, s), tap, block * self.config.tile_channels)
+        _, s = self._taps(origin)
+        row, column = _div(tap, s), _rem(tap, s)
+        if self.phased:
+            first = [
+                _one_of([phase.first_tap for phase in along.phases], index)
+                for along, index in zip(self.problem.phases, origin.phase, strict=True)
+            ]
+            in_filter = (first[0] + row * self.row_phases.tap_step, first[1] + column * self.column_phases.tap_step)
+            tap = in_filter[0] * self.problem.taps[1] + in_filter[1]
+        return Step(row, column, tap, block * self.config.tile_channels)
 
     def box_start(self, origin: Origin, step: Step) -> BoxStart:
         """Where the input box starts that tap (r, s) sees from the tile at `origin`."""
-        p = self.problem
-        (sh, sw), (dh, dw), (ph, pw) = p.stride, p.dilation, p.padding
-        h, parity = _split(step.r * dh - ph, sh, lowest=min(0, -ph))
-        w, phase = _split(step.s * dw - pw, sw, lowest=min(0, -pw))
-        return BoxStart(origin.n, origin.h + h, parity, origin.w + w, step.c + phase * self.view_channels)
+        h, parity = _input_offset(self.row_phases, origin.phase[0], step.r)
+        w, column = _input_offset(self.column_phases, origin.phase[1], step.s)
+        return BoxStart(origin.n, origin.h + h, parity, origin.w + w, step.c + column * self.view_channels)
 
     def pixel(self, row: Index) -> tuple[Index, Index, Index]:
         """Image, row and column, within a tile, of row `row` of the matrix product."""
@@ -219,10 +332,12 @@ class Geometry:
         return dataclasses.replace(origin, w=origin.w + warpgroup * w)
 
 
-def _split(offset: Index, stride: int, lowest: int) -> tuple[Index, Index]:
-    """offset // stride, rounded down, and the rest, for an offset >= lowest."""
-    if stride == 1:
+def _input_offset(along: Phases, phase: Index, tap: Index) -> tuple[Index, Index]:
+    """How far from an output the input lies that a tap sees, in strides rounded down; and the rest."""
+    paddings = [p.padding for p in along.phases]
+    offset = tap * along.dilation - _one_of(paddings, phase)
+    if along.stride == 1:
         return offset, 0
-    shift = ceil_div(-lowest, stride)
-    shifted = offset + shift * stride
-    return _div(shifted, stride) - shift, _rem(shifted, stride)
+    shift = ceil_div(max(0, *paddings), along.stride)
+    shifted = offset + shift * along.stride
+    return _div(shifted, along.stride) - shift, _rem(shifted, along.stride)

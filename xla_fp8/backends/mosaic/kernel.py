@@ -43,7 +43,7 @@ from jax import lax
 
 from xla_fp8.backends.mosaic.configs import CONSUMERS, Config
 from xla_fp8.backends.mosaic.epilogue import SUMS, Epilogue
-from xla_fp8.backends.mosaic.geometry import Geometry, Origin
+from xla_fp8.backends.mosaic.geometry import Geometry, Index, Origin
 from xla_fp8.backends.mosaic.problem import Problem
 
 _PRODUCER = CONSUMERS
@@ -84,7 +84,7 @@ def _run(
     problem = geometry.problem
     blocks = min(blocks, geometry.tiles)
     kernel = _Kernel(geometry, epilogue, blocks)
-    shape = geometry.store_shape
+    shape = geometry.store_shape(kernel.columns)
     tensors = [
         jax.ShapeDtypeStruct(shape, dtype)  # type: ignore[no-untyped-call]
         for dtype in epilogue.output_dtypes
@@ -103,22 +103,43 @@ def _run(
     results = run(
         _view_input(geometry, input),
         filter.reshape(problem.features, -1, problem.channels),
-        *(side.reshape(1) if side.ndim == 0 else side for side in sides),
+        *(_view_side(geometry, kernel.columns, side) for side in sides),
     )
     stored, partial = results[: len(tensors)], results[len(tensors) :]
+    if geometry.phased:
+        stored = [_from_phases(geometry, kernel.columns, tensor) for tensor in stored]
     return tuple(stored), tuple(jnp.max(values) for values in partial)
 
 
 def _view_input(geometry: Geometry, input: jax.Array) -> jax.Array:
     """The input as `Geometry.view_shape` has it: a reshape, and zeros behind it where the stride does not divide."""
-    p = geometry.problem
-    if not p.strided:
+    if not geometry.strided:
         return input
     shape = geometry.view_shape
-    padded = (p.batch, shape[1] * shape[2], shape[3] * p.stride[1], geometry.view_channels)
-    if padded != input.shape:
-        input = jnp.pad(input, [(0, new - old) for old, new in zip(input.shape, padded, strict=True)])
-    return input.reshape(shape)
+    padded = (shape[0], shape[1] * shape[2], shape[3] * geometry.stride[1], geometry.view_channels)
+    return _pad_to(padded, input).reshape(shape)
+
+
+def _view_side(geometry: Geometry, columns: int, side: jax.Array) -> jax.Array:
+    """A side operand as the kernel sees it: a tensor as the output is stored."""
+    if side.ndim == 0:
+        return side.reshape(1)
+    if side.ndim == 1 or not geometry.phased:
+        return side
+    return _pad_to(geometry.padded_output_shape(columns), side).reshape(geometry.store_shape(columns))
+
+
+def _from_phases(geometry: Geometry, columns: int, stored: jax.Array) -> jax.Array:
+    """The output in what the kernel stored: a reshape, and a slice where phases or channels were rounded up."""
+    padded = stored.reshape(geometry.padded_output_shape(columns))
+    return padded[tuple(slice(size) for size in geometry.problem.output_shape)]
+
+
+def _pad_to(shape: Sequence[int], array: jax.Array) -> jax.Array:
+    """Zeros behind the array in every dimension that is larger in `shape`."""
+    if array.shape == tuple(shape):
+        return array
+    return jnp.pad(array, [(0, new - old) for old, new in zip(array.shape, shape, strict=True)])
 
 
 class _Kernel:
@@ -213,15 +234,15 @@ class _Kernel:
         """Copies the operands of every step of every tile into the stages, in order, as they become free."""
         c, geometry = self.config, self.geometry
 
-        @pl.loop(0, my_tiles)
-        def _(i: jax.Array) -> None:
+        def tile(i: jax.Array, first: jax.Array) -> jax.Array:
             origin = geometry.origin(block + i * self.blocks)
+            steps = geometry.steps(origin)
 
-            @pl.loop(0, geometry.steps)
+            @pl.loop(0, steps)
             def _(j: jax.Array) -> None:
-                ordinal = i * geometry.steps + j
+                ordinal = first + j
                 stage = lax.rem(ordinal, c.stages)
-                step = geometry.step(j, origin.split)
+                step = geometry.step(j, origin)
                 box = geometry.box_start(origin, step)
 
                 @pl.when(ordinal >= c.stages)
@@ -229,18 +250,23 @@ class _Kernel:
                     plgpu.barrier_wait(empty.at[stage])
 
                 rows = (pl.ds(box.n, c.tile_images), pl.ds(box.h, c.tile_height))
-                parity = (box.parity,) if geometry.problem.strided else ()
+                parity = (box.parity,) if geometry.strided else ()
                 pixels = (*rows, *parity, pl.ds(box.w, c.tile_width), pl.ds(box.c, c.tile_channels))
                 plgpu.copy_gmem_to_smem(input_gmem.at[pixels], input_flat.at[stage], full.at[stage])
                 features = (pl.ds(origin.k, c.tile_features), step.tap, pl.ds(step.c, c.tile_channels))
                 plgpu.copy_gmem_to_smem(filter_gmem.at[features], filter_flat.at[stage], full.at[stage])
+
+            after: jax.Array = first + steps
+            return after
+
+        lax.fori_loop(0, my_tiles, tile, jnp.int32(0))
 
     def consume(
         self,
         block: jax.Array,
         warpgroup: jax.Array,
         my_tiles: jax.Array,
-        multiply: Callable[[jax.Array], tuple[jax.Array, ...]],
+        multiply: Callable[[jax.Array, Index], tuple[jax.Array, ...]],
         sides: _Sides,
         result_gmem: Sequence[Any],
         output_smem: Sequence[Any],
@@ -250,13 +276,15 @@ class _Kernel:
         geometry, epilogue = self.geometry, self.epilogue
         output_gmem, amax_gmem = result_gmem[: len(epilogue.outputs)], result_gmem[len(epilogue.outputs) :]
 
-        def tile(i: jax.Array, maxima: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        def tile(i: jax.Array, carry: tuple[jax.Array, tuple[jax.Array, ...]]) -> tuple[Any, ...]:
+            first_step, maxima = carry
             whole = geometry.origin(block + i * self.blocks)
             origin = geometry.warpgroup_origin(whole, warpgroup)
+            steps = geometry.steps(whole)
             sides.fetch_vectors(origin)
             for column_block in range(min(self.side_slots, self.column_blocks)):
                 sides.fetch(origin, column_block)
-            pieces = multiply(i)
+            pieces = multiply(first_step, steps)
             inside = self.rows_inside(origin) if epilogue.amax_count and not geometry.covers_exactly else None
 
             sides.await_vectors()
@@ -273,11 +301,11 @@ class _Kernel:
                 self.store(q, tensors, origin, warpgroup, output_smem, output_gmem)
                 if q + self.side_slots < self.column_blocks:
                     sides.fetch(origin, q + self.side_slots)
-            return maxima
+            return first_step + steps, maxima
 
         rows = plgpu.Layout.WGMMA.reduce(1)
         nothing = plgpu.layout_cast(jnp.zeros((self.config.warpgroup_pixels,), jnp.float32), rows)
-        maxima = lax.fori_loop(0, my_tiles, tile, (nothing,) * epilogue.amax_count)
+        _, maxima = lax.fori_loop(0, my_tiles, tile, (jnp.int32(0), (nothing,) * epilogue.amax_count))
         if maxima:
             self.write_maxima(block, warpgroup, maxima, amax_gmem, turn)
         plgpu.wait_smem_to_gmem(0)
@@ -292,16 +320,22 @@ class _Kernel:
         full: Any,
         empty: Any,
         ahead: Any,
-        i: jax.Array,
+        first_step: jax.Array,
+        steps: Index,
     ) -> tuple[jax.Array, ...]:
-        """The sum over all steps of tile `i` of this block: f32 [BM / 2, BN], in `pieces` along BN."""
-        c, steps = self.config, self.geometry.steps
+        """The sum over all steps of a tile: f32 [BM / 2, BN], in `pieces` along BN.
+
+        Args:
+            first_step: the ordinal of the tile's first step among all steps of the block.
+            steps: of the tile; traced where it depends on the phase.
+        """
+        c = self.config
         shape = (c.warpgroup_pixels, c.piece_features)
         mine = pl.ds(warpgroup * c.warpgroup_pixels, c.warpgroup_pixels)
 
         def await_stage(j: jax.Array) -> tuple[jax.Array, jax.Array]:
             """Waits for the operands of step `j`; returns its ordinal among all steps of the block, and its stage."""
-            ordinal = i * steps + j
+            ordinal = first_step + j
             stage = lax.rem(ordinal, c.stages)
             plgpu.barrier_wait(full.at[stage])
             return ordinal, stage
@@ -339,8 +373,12 @@ class _Kernel:
                         plgpu.barrier_arrive(ahead)
 
             plgpu.wgmma_wait(0)
-            for late in reversed(range(min(c.delay, steps))):
-                release(i * steps + steps - 1 - late)
+            for late in reversed(range(c.delay)):
+
+                @pl.when(steps > late)
+                def _(late: int = late) -> None:
+                    release(first_step + steps - 1 - late)
+
             return accumulator[...]
 
         def products(stage: jax.Array, piece: int, accumulator: Any) -> Any:
@@ -377,6 +415,22 @@ class _Kernel:
         output_gmem: Sequence[Any],
     ) -> None:
         """Stores one block of columns of every output: registers, shared memory, global memory."""
+        if self.geometry.phased:
+            # In the view by phases, channels beyond K are those of the next column.
+            inside = origin.k + column_block * self.columns < self.geometry.problem.features
+            pl.when(inside)(lambda: self.store_box(column_block, tensors, origin, warpgroup, output_smem, output_gmem))
+        else:
+            self.store_box(column_block, tensors, origin, warpgroup, output_smem, output_gmem)
+
+    def store_box(
+        self,
+        column_block: int,
+        tensors: Sequence[jax.Array],
+        origin: Origin,
+        warpgroup: jax.Array,
+        output_smem: Sequence[Any],
+        output_gmem: Sequence[Any],
+    ) -> None:
         slot = column_block % self.staging_slots
         # The last copy out of this slot must have read it: at the start of a tile all have to, later all but those of
         # the other slots.
@@ -393,7 +447,12 @@ class _Kernel:
         n, h, w = self.geometry.warpgroup_box()
         first = origin.k + column_block * self.columns
         split = (origin.split,) if self.config.splits > 1 else ()
-        return (*split, pl.ds(origin.n, n), pl.ds(origin.h, h), pl.ds(origin.w, w), pl.ds(first, self.columns))
+        row_phase: tuple[Index, ...] = ()
+        if self.geometry.phased:
+            row_phase = (origin.phase[0],)
+            first += origin.phase[1] * self.geometry.padded_output_shape(self.columns)[-1]
+        rows = (pl.ds(origin.n, n), pl.ds(origin.h, h), *row_phase)
+        return (*split, *rows, pl.ds(origin.w, w), pl.ds(first, self.columns))
 
     # amax
 
@@ -431,7 +490,8 @@ class _Kernel:
         row = plgpu.broadcasted_iota(jnp.int32, (self.config.warpgroup_pixels,), 0, layout=plgpu.Layout.WGMMA.reduce(1))
         n, rest = lax.div(row, height * width), lax.rem(row, height * width)
         h, w = lax.div(rest, width), lax.rem(rest, width)
-        inside: jax.Array = (n < p.batch - origin.n) & (h < p.out_height - origin.h) & (w < p.out_width - origin.w)
+        height, width = self.geometry.sizes(origin)
+        inside: jax.Array = (n < p.batch - origin.n) & (h < height - origin.h) & (w < width - origin.w)
         return inside
 
     def largest(self, block: jax.Array, origin: Origin, first: int, inside: jax.Array | None) -> jax.Array:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
+from xla_fp8.backends.mosaic.phases import Phases, phases_of
 from xla_fp8.backends.protocol import No
 from xla_fp8.target import GraphCall
 
@@ -17,6 +18,9 @@ CHANNEL_MULTIPLE = 16
 
 MAX_COPY_EXTENT = 256
 """The most elements a TMA box has along one dimension."""
+
+MAX_PHASES = 64
+"""The kernel finds a phase's numbers by one select for each phase."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -31,6 +35,8 @@ class Problem:
         stride, dilation: of the window.
         padding: before the first row and column; negative skips rows. OH, OW say what lies behind the last.
         reversal: whether the window is mirrored, as in an input gradient.
+        base_dilation: of the input: 2 means that a zero stands between any two of its rows or columns, as in the input
+            gradient of a strided convolution. The zeros are not in memory, and the kernel multiplies none of them.
     """
 
     batch: int
@@ -45,10 +51,39 @@ class Problem:
     dilation: tuple[int, int] = (1, 1)
     padding: tuple[int, int] = (0, 0)
     reversal: tuple[bool, bool] = (False, False)
+    base_dilation: tuple[int, int] = (1, 1)
 
     @property
     def strided(self) -> bool:
         return self.stride != (1, 1)
+
+    @property
+    def phases(self) -> tuple[Phases, Phases]:
+        """Of rows and columns: the convolutions over the input itself that this one consists of."""
+        outputs = self.out_height, self.out_width
+        fields = outputs, self.taps, self.stride, self.dilation, self.padding, self.base_dilation
+        rows, columns = (phases_of(*along) for along in zip(*fields, strict=True))
+        return rows, columns
+
+    @property
+    def largest_phase(self) -> Problem:
+        """The phase with the most taps, as a problem of its own: what a choice of tile sizes has to know.
+
+        Its padding is that of no phase; a convolution whose input is not dilated is returned as it is.
+        """
+        if self.base_dilation == (1, 1):
+            return self
+        rows, columns = self.phases
+        return dataclasses.replace(
+            self,
+            out_height=rows.size,
+            out_width=columns.size,
+            taps=(max(1, rows.taps), max(1, columns.taps)),
+            stride=(rows.stride, columns.stride),
+            dilation=(rows.dilation, columns.dilation),
+            padding=(0, 0),
+            base_dilation=(1, 1),
+        )
 
     @property
     def input_shape(self) -> tuple[int, int, int, int]:
@@ -74,15 +109,16 @@ class Problem:
 
     @property
     def flops(self) -> int:
-        """Floating-point operations, a multiply and an add counted as two."""
-        return 2 * self.pixels * self.features * self.reduction
+        """Floating-point operations, a multiply and an add counted as two; none with the zeros of a dilated input."""
+        products = [sum(phase.size * phase.taps for phase in along.phases) for along in self.phases]
+        return 2 * self.batch * self.features * self.channels * math.prod(products)
 
     def flattened(self) -> Problem:
         """A 1x1 convolution as the matrix product that it is: one row of N * H * W pixels, and no tile is cut short.
 
         Any other convolution as it is.
         """
-        if self.taps != (1, 1) or self.strided or self.padding != (0, 0):
+        if self.taps != (1, 1) or self.strided or self.padding != (0, 0) or self.base_dilation != (1, 1):
             return self
         if (self.out_height, self.out_width) != (self.height, self.width):
             return self
@@ -95,11 +131,6 @@ def problem_of(call: GraphCall) -> Problem | No:
     """The problem of a call, or why there is none."""
     labels, window = call.dim_labels, call.window
     lhs, rhs, out = (*(shape.dimensions for shape in call.operand_shapes[:2]), call.output_shapes[0].dimensions)
-    if any(d.base_dilation != 1 for d in window):
-        return No(
-            "the kernel reads the input as it is in memory, and this convolution dilates it (an input gradient of a "
-            "strided convolution)"
-        )
     if call.feature_group_count != 1:
         return No(f"the kernel has no grouped convolutions, and this one has {call.feature_group_count} groups")
     if any(size == 0 for size in (*lhs, *rhs, *out)):
@@ -111,10 +142,11 @@ def problem_of(call: GraphCall) -> Problem | No:
     # Leading spatial dimensions that the window does not mix are more batch.
     while len(dims) > 2:
         first = dims[0]
-        if (first.size, first.stride, first.padding_low, first.padding_high) != (1, 1, 0, 0):
+        trivial = (first.size, first.stride, first.base_dilation, first.padding_low, first.padding_high)
+        if trivial != (1, 1, 1, 0, 0):
             return No(
                 f"the kernel has two spatial dimensions, and this convolution has {len(window)}, of which the first "
-                "has a window larger than 1, a stride or a padding"
+                "has a window larger than 1, a stride, a padding or a dilated input"
             )
         batch *= in_sizes[0]
         dims, in_sizes, out_sizes = dims[1:], in_sizes[1:], out_sizes[1:]
@@ -132,6 +164,13 @@ def problem_of(call: GraphCall) -> Problem | No:
                 f"the copy engine moves rows of multiples of {CHANNEL_MULTIPLE} bytes, and this convolution has {size} "
                 f"{name} channels"
             )
+    phases = math.prod(d.base_dilation // math.gcd(d.base_dilation, d.stride) for d in dims)
+    if phases > MAX_PHASES:
+        dilation = "x".join(str(d.base_dilation) for d in dims)
+        return No(
+            f"the convolution dilates its input by {dilation}, which makes {phases} phases; the kernel takes up to "
+            f"{MAX_PHASES}"
+        )
     mirrored = [d.reversal and d.size > 1 for d in dims]
     return Problem(
         batch=batch,
@@ -146,4 +185,5 @@ def problem_of(call: GraphCall) -> Problem | No:
         dilation=pair([d.window_dilation for d in dims], 1),
         padding=pair([d.padding_low for d in dims], 0),
         reversal=(bool(([False] * missing + mirrored)[0]), bool(([False] * missing + mirrored)[1])),
+        base_dilation=pair([d.base_dilation for d in dims], 1),
     ).flattened()
