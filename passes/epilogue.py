@@ -471,7 +471,8 @@ class EpilogueCapture:
         return Refusal(
             "two-endpoints",
             f"{self.described(value)} is used by {other} as well as on the way to {end}; a graph has one tensor output",
-            "let only one of them use it, or use --dialect=extended, where an FP8 output may have one copy beside it",
+            "let only one of them use it; an FP8 output may have one wide copy beside it"
+            + ("" if self.extended else " in the extended dialect (--dialect=extended)"),
             value,
         )
 
@@ -552,8 +553,9 @@ class EpilogueCapture:
                     return Refusal(
                         "unknown-operation",
                         f"{self.described(first)} is, with what follows it, none of the graph's operations",
-                        "use scale, add, relu, relu6, leaky relu or elu; with --dialect=extended also silu, gelu, "
-                        "sigmoid, tanh and a scale for each channel",
+                        "use scale, add, relu, relu6, leaky relu or elu"
+                        + (", " if self.extended else "; with --dialect=extended also ")
+                        + "silu, gelu, sigmoid, tanh and a scale for each channel",
                         first,
                     )
                 if user.opcode in _POINTWISE:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import importlib
 import io
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -356,6 +357,17 @@ def equation_source(equation: Any) -> str | None:
     """The user's "file.py:42" for an equation; None where JAX kept no traceback."""
     frame = _private("jax._src.source_info_util", "user_frame")(equation.source_info.traceback)
     return f"{frame.file_name}:{frame.start_line}" if frame is not None else None
+
+
+def is_user_file(path: str) -> bool:
+    """Whether a source file is the user's, and not JAX's, the standard library's or one of `hide_from_sources`."""
+    return bool(_private("jax._src.source_info_util", "is_user_filename")(path))
+
+
+@functools.cache
+def hide_from_sources(folder: str) -> None:
+    """Makes JAX name the callers of the files in `folder`, and never those files, as sources of operations."""
+    _private("jax._src.source_info_util", "register_exclusion")(os.path.join(folder, ""))
 
 
 def equation_source_info(equation: Any, *, within: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import inspect
 import json
 from pathlib import Path
@@ -216,29 +215,6 @@ def test_convolution_that_must_stay_is_warned_of_and_refused() -> None:
     assert [entry.rule for entry in report.refused_fp8] == ["not-plain"]
     with pytest.warns(xla_fp8.FallbackWarning), pytest.raises(xla_fp8.NotRewrittenError, match="set_xla_metadata"):
         xla_fp8.jit(fn, strict=True)(*tensors())
-
-
-class Net:
-    """A function as a method, jitted and rewritten."""
-
-    @functools.partial(xla_fp8.jit, static_argnums=0)
-    def jitted(self, x8: jax.Array, w8: jax.Array) -> jax.Array:
-        return wide_layer(x8, w8)
-
-    def plain(self, x8: jax.Array, w8: jax.Array) -> jax.Array:
-        return wide_layer(x8, w8)
-
-
-def test_report_of_a_method() -> None:
-    net = Net()
-    assert len(xla_fp8.explain(net.jitted)(*tensors()).rewritten) == 1
-    assert len(xla_fp8.explain(net.jitted, backend="reference")(*tensors()).rewritten) == 1
-    assert len(xla_fp8.explain(net.plain)(*tensors()).rewritten) == 1
-    assert len(xla_fp8.jit(net.plain).report(*tensors()).rewritten) == 1
-    assert len(Net.jitted.report(net, *tensors()).rewritten) == 1
-    with pytest.raises((TypeError, ValueError)) as caught:
-        net.jitted.report(*tensors())
-    assert "xla_fp8.explain(obj.method)" in "".join(caught.value.__notes__)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-import types
 from collections.abc import Callable
 from typing import Any
 
-from xla_fp8.api.rewrite import ReportMethod, rewrite
+from xla_fp8.api.function import RewrittenFunction
+from xla_fp8.api.rewrite import rewrite
 from xla_fp8.report import Report
 
 
@@ -15,7 +15,7 @@ def explain(fn: Callable[..., Any], **kwargs: Any) -> Callable[..., Report]:
     """A function that takes what `fn` takes and returns the report, without running anything.
 
     Args:
-        fn: a function or a bound method that JAX can trace, rewritten or jitted already or not.
+        fn: a function or a method that JAX can trace, rewritten or jitted already or not.
         kwargs: those of `rewrite`: passes, target, backend, strict.
 
     Returns:
@@ -24,26 +24,22 @@ def explain(fn: Callable[..., Any], **kwargs: Any) -> Callable[..., Report]:
         `to_json`, `to_markdown` and `to_html`. `args` are arrays or `jax.ShapeDtypeStruct`s.
 
     Raises:
-        As `rewrite`.
+        As `rewrite`. The function: UntraceableError where `fn` needs the value of an array.
     """
-    report = _report_of(fn)
-    if report is None or kwargs:
-        original = fn
-        while _report_of(original) is not None:  # its own options do not count here
-            original = original.__wrapped__  # type: ignore[attr-defined]
-        report = _report_of(rewrite(original, **kwargs))
-    assert report is not None
-    # The report of a rewritten method is that of the function: it wants the object.
-    owner = (fn.__self__,) if isinstance(fn, types.MethodType) and _report_of(fn) is not None else ()
+    explained = fn if isinstance(fn, RewrittenFunction) and not kwargs else _rewritten(fn, kwargs)
 
     @functools.wraps(fn)
-    def explained(*args: Any, **kwargs: Any) -> Report:
-        return report(*owner, *args, **kwargs)
+    def report(*args: Any, **kwargs: Any) -> Report:
+        return explained.report(*args, **kwargs)
 
-    return explained
+    return report
 
 
-def _report_of(fn: Callable[..., Any]) -> ReportMethod | None:
-    """The `report` of a function that `rewrite` or `jit` made; None for any other, whatever attributes it has."""
-    report = getattr(fn, "report", None)
-    return report if isinstance(report, ReportMethod) else None
+def _rewritten(fn: Callable[..., Any], kwargs: dict[str, Any]) -> RewrittenFunction:
+    """`fn` rewritten with these options; its own, if it has any, do not count."""
+    original, owner = fn, ()
+    while isinstance(original, RewrittenFunction):
+        owner = owner or original.args
+        original = original.__wrapped__
+    rewritten = rewrite(original, **kwargs)
+    return rewritten.__get__(*owner) if owner else rewritten

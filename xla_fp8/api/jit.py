@@ -8,9 +8,11 @@ from typing import Any
 
 import jax
 
-from xla_fp8.api.rewrite import ReportMethod, make_options, rewrite
+from xla_fp8.api.function import JittedFunction
+from xla_fp8.api.rewrite import make_options, name_of, rewrite
 from xla_fp8.report import Report
 from xla_fp8.tracing.reporting import report_of
+from xla_fp8.tracing.untraceable import is_untraceable, untraceable
 
 _REWRITE_ARGUMENTS = ("passes", "target", "backend", "report", "strict")
 
@@ -24,20 +26,27 @@ def jit(fn: Callable[..., Any] | None = None, /, **kwargs: Any) -> Any:
             (static_argnums, donate_argnums, in_shardings, ...).
 
     Returns:
-        What `jax.jit` returns: calls cost the same, and `lower`, `trace`, `eval_shape` and `clear_cache` are there. It
-        has a `report(*args)` besides: the report for arguments like these (arrays or `jax.ShapeDtypeStruct`s).
+        A function with all that one of `jax.jit` has (`lower`, `trace`, `eval_shape`, `clear_cache`, ...), whose calls
+        cost the same. It has a `report(*args)` besides: the report for arguments like these (arrays or
+        `jax.ShapeDtypeStruct`s). On a method all of these take what the method takes: `net.layer.report(x)`.
 
     Raises:
-        As `rewrite`; TypeError for a keyword that neither knows.
+        As `rewrite`; TypeError for a keyword that neither knows. Its `report` also UntraceableError, for a function
+        that needs the value of an argument that is not static.
     """
     ours = {name: kwargs.pop(name) for name in _REWRITE_ARGUMENTS if name in kwargs}
     if fn is None:
         return functools.partial(jit, **ours, **kwargs)
-    jitted = jax.jit(rewrite(fn, **ours), **kwargs)
+    jitted = jax.jit(rewrite(fn, **ours).func, **kwargs)
     options = make_options(**{name: value for name, value in ours.items() if name != "report"})
 
     def report_for(*args: Any, **kwargs: Any) -> Report:
-        return report_of(jitted.trace(*args, **kwargs).jaxpr, options)
+        try:
+            traced = jitted.trace(*args, **kwargs)
+        except Exception as error:
+            if is_untraceable(error):
+                raise untraceable(name_of(fn), error) from error
+            raise
+        return report_of(traced.jaxpr, options)
 
-    jitted.report = ReportMethod(fn, report_for)  # type: ignore[attr-defined]
-    return jitted
+    return JittedFunction.of(fn, jitted, report_for)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import inspect
 import os
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
-import numpy as np
 from jax.extend import core
 
+from xla_fp8.api.call import Call, FlatFunction
+from xla_fp8.api.function import RewrittenFunction
 from xla_fp8.backends.protocol import Backend
 from xla_fp8.backends.registry import backends_for
 from xla_fp8.passes import parse_pipeline
@@ -26,6 +25,7 @@ from xla_fp8.tracing.errors import FallbackWarning, NotRewrittenError
 from xla_fp8.tracing.options import Options
 from xla_fp8.tracing.region import cut_closed
 from xla_fp8.tracing.reporting import check_strict, report_of
+from xla_fp8.tracing.untraceable import is_untraceable, reason, untraceable
 
 ReportCallback = Callable[[Report], object]
 
@@ -38,7 +38,7 @@ def rewrite(
     backend: str | Backend = "auto",
     report: ReportCallback | None = None,
     strict: bool = False,
-) -> Callable[..., Any]:
+) -> RewrittenFunction:
     """`fn`, with its FP8 convolutions and dots rewritten into fused graphs. Same signature, same results.
 
     `fn` is traced as `jax.jit` traces it; its arrays may have any shape and dtype. Arguments that are no arrays
@@ -64,67 +64,52 @@ def rewrite(
     Where the rewriting itself fails, a `FallbackWarning` says why and `fn` runs as it is. `XLA_FP8_REPORT=1` prints the
     report to stderr each time a function is traced; `XLA_FP8_DUMP_DIR=dir` writes each region's HLO before and after.
     """
-    options = make_options(passes=passes, target=target, backend=backend, strict=strict)
-    flat_functions = functools.lru_cache(maxsize=256)(functools.partial(_FlatFunction, fn))
+    tell = functools.partial(_tell, fn, report)
+    options = make_options(passes=passes, target=target, backend=backend, strict=strict, tell=tell)
+    flat_functions = functools.lru_cache(maxsize=256)(functools.partial(FlatFunction, fn))
     told: weakref.WeakSet[Any] = weakref.WeakSet()
 
-    @functools.wraps(fn)
     def rewritten(*args: Any, **kwargs: Any) -> Any:
         if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
             return fn(*args, **kwargs)
-        call = _Call.of(fn, flat_functions, args, kwargs)
+        call = Call.of(fn, flat_functions, args, kwargs)
         try:
             jaxpr, out_tree = call.trace()
-        except jax.errors.ConcretizationTypeError as error:
-            if any(isinstance(array, jax.core.Tracer) for array in call.arrays):
-                raise  # plain JAX would raise it too
-            _warn(f"it needs the values of its arguments, which tracing hides: {str(error).splitlines()[0]}", fn)
+        except Exception as error:
+            # With tracers plain JAX would raise it too.
+            if not is_untraceable(error) or any(isinstance(array, jax.core.Tracer) for array in call.arrays):
+                raise
+            if strict:
+                raise NotRewrittenError(f"strict=True, and {untraceable(name_of(fn), error)}") from error
+            _warn(fn, reason(error))
             return fn(*args, **kwargs)
+        is_news = jaxpr not in told and (report is not None or _printing())
         try:
             changed = cut_closed(jaxpr, options)
-            if options.strict:
-                check_strict(report_of(changed, options))
-            if jaxpr not in told and (report or _printing()):
-                told.add(jaxpr)
-                _tell(fn, report_of(changed, options), report)
-        except NotRewrittenError:
-            raise
+            found = report_of(changed, options) if strict or is_news else None
         except Exception as error:  # never worse than plain JAX
             if strict:
                 raise
-            _warn(f"{type(error).__name__}: {error}", fn)
-            changed = jaxpr
+            _warn(fn, f"{type(error).__name__}: {error}")
+            changed, found = jaxpr, None
+        if found is not None and is_news:
+            tell(found)
+            told.add(jaxpr)
+        if found is not None and strict:
+            check_strict(found)
         return jax.tree.unflatten(out_tree, core.jaxpr_as_fun(changed)(*call.arrays))
 
     def report_for(*args: Any, **kwargs: Any) -> Report:
-        jaxpr, _ = _Call.of(fn, flat_functions, args, kwargs).trace()
+        try:
+            jaxpr, _ = Call.of(fn, flat_functions, args, kwargs).trace()
+        except Exception as error:
+            if is_untraceable(error):
+                raise untraceable(name_of(fn), error) from error
+            raise
         return report_of(cut_closed(jaxpr, options), options)
 
-    rewritten.report = ReportMethod(fn, report_for)  # type: ignore[attr-defined]
-    return rewritten
-
-
-@dataclasses.dataclass(frozen=True)
-class ReportMethod:
-    """The `report` of a rewritten or jitted function: called like the function, it returns the report.
-
-    Of a method it takes the object too: `Net.layer.report(net, x)`. What Python makes of `net.layer` hands out the
-    function's attributes as they are and does not say which `net` it was; `explain(net.layer)(x)` knows.
-    """
-
-    fn: Callable[..., Any]
-    report_for: Callable[..., Report]
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Report:
-        try:
-            return self.report_for(*args, **kwargs)
-        except (TypeError, ValueError) as error:
-            if next(iter(inspect.signature(self.fn).parameters), None) == "self":
-                error.add_note(
-                    "The report of a method does not know its object: say xla_fp8.explain(obj.method)(*args), or "
-                    "type(obj).method.report(obj, *args)."
-                )
-            raise
+    functools.update_wrapper(rewritten, fn, updated=())
+    return RewrittenFunction.of(fn, rewritten, report_for)
 
 
 def make_options(
@@ -133,6 +118,7 @@ def make_options(
     target: Target | str | None = None,
     backend: str | Backend = "auto",
     strict: bool = False,
+    tell: ReportCallback | None = None,
 ) -> Options:
     """Checked options. Raises as `rewrite` does."""
     backends_for(backend, "cpu")
@@ -141,6 +127,7 @@ def make_options(
         Target.parse(target) if isinstance(target, str) else target,
         backend,
         strict,
+        tell,
     )
 
 
@@ -148,82 +135,18 @@ def _printing() -> bool:
     return os.environ.get("XLA_FP8_REPORT", "") not in ("", "0")
 
 
-def _tell(fn: Callable[..., Any], report: Report, callback: ReportCallback | None) -> None:
+def _tell(fn: Callable[..., Any], callback: ReportCallback | None, report: Report) -> None:
     if _printing():
-        sys.stderr.write(f"xla_fp8: {_name(fn)}\n{report}")
+        sys.stderr.write(f"xla_fp8: {name_of(fn)}\n{report}")
     if callback is not None:
         callback(report)
 
 
-def _warn(reason: str, fn: Callable[..., Any]) -> None:
-    warnings.warn(f"xla_fp8: {_name(fn)} runs as plain JAX: {reason}", FallbackWarning, stacklevel=3)
+def _warn(fn: Callable[..., Any], why: str) -> None:
+    warnings.warn(f"xla_fp8: {name_of(fn)} runs as plain JAX: {why}", FallbackWarning, stacklevel=3)
 
 
-def _name(fn: Callable[..., Any]) -> str:
+def name_of(fn: Callable[..., Any]) -> str:
+    while isinstance(fn, functools.partial) and not hasattr(fn, "__qualname__"):
+        fn = fn.func
     return str(getattr(fn, "__qualname__", None) or repr(fn))
-
-
-@dataclasses.dataclass(frozen=True)
-class _Static:
-    """A leaf that is closed over. Equal to another only if both have one type and print alike: 1, True, 1.0 differ."""
-
-    value: Any
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _Static) or type(self.value) is not type(other.value):
-            return False
-        if isinstance(self.value, (float, complex)):  # NaN is NaN, and -0.0 is not 0.0
-            return repr(self.value) == repr(other.value)
-        return bool(self.value is other.value or self.value == other.value)
-
-    def __hash__(self) -> int:
-        return hash((type(self.value), self.value))
-
-
-_DYNAMIC = object()
-"""Stands for an array among the static leaves."""
-
-
-class _FlatFunction:
-    """`fn` as a function of its array leaves. The same object for the same leaves, so that JAX finds its trace."""
-
-    def __init__(self, fn: Callable[..., Any], tree: Any, leaves: tuple[Any, ...]) -> None:
-        self.fn, self.tree, self.leaves = fn, tree, leaves
-        self.__name__ = getattr(fn, "__name__", "xla_fp8_rewrite")
-
-    def __call__(self, *arrays: Any) -> Any:
-        rest = iter(arrays)
-        leaves = [next(rest) if leaf is _DYNAMIC else leaf.value for leaf in self.leaves]
-        args, kwargs = jax.tree.unflatten(self.tree, leaves)
-        return self.fn(*args, **kwargs)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Call:
-    """A call of a rewritten function: what is traced, and the arrays it is called with."""
-
-    function: _FlatFunction
-    arrays: Sequence[Any]
-
-    @staticmethod
-    def of(
-        fn: Callable[..., Any], flat_functions: Callable[..., _FlatFunction], args: Any, kwargs: dict[str, Any]
-    ) -> _Call:
-        leaves, tree = jax.tree.flatten((args, kwargs))
-        arrays = [leaf for leaf in leaves if _is_array(leaf)]
-        static = tuple(_DYNAMIC if _is_array(leaf) else _Static(leaf) for leaf in leaves)
-        try:
-            return _Call(flat_functions(tree, static), arrays)
-        except TypeError:  # a leaf or a key of the tree that has no hash: traced each time
-            return _Call(_FlatFunction(fn, tree, static), arrays)
-
-    def trace(self) -> tuple[Any, Any]:
-        """The closed jaxpr, and the tree of its results. JAX remembers both."""
-        jaxpr, out = jax.make_jaxpr(self.function, return_shape=True)(*self.arrays)
-        return jaxpr, jax.tree.structure(out)
-
-
-def _is_array(leaf: Any) -> bool:
-    if isinstance(leaf, (bool, int, float, complex)) and not isinstance(leaf, np.generic):
-        return False
-    return isinstance(leaf, jax.ShapeDtypeStruct) or core.valid_jaxtype(leaf)

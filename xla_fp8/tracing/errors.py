@@ -9,9 +9,17 @@ class NotRewrittenError(XlaFp8Error):
     """With `strict=True`: an FP8 convolution or dot stays as it was. The message lists each, with line and reason."""
 
 
+class UntraceableError(XlaFp8Error):
+    """A function of which there is no report, because it needs the values of its arguments. The message says where."""
+
+
 class RegionError(XlaFp8Error):
     """A part of a function that cannot go through HLO text; it runs as plain JAX, with a `FallbackWarning`."""
 
 
 class FallbackWarning(UserWarning):
     """A function, or a part of one, runs as plain JAX: what the user wrote, not rewritten. The message says why."""
+
+
+class DumpWarning(UserWarning):
+    """HLO was not written, because `XLA_FP8_DUMP_DIR` names no folder that can be. Nothing else is affected."""

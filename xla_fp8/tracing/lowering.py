@@ -16,6 +16,7 @@ from xla_fp8 import _jax_compat
 from xla_fp8.backends import autotune
 from xla_fp8.backends.protocol import Implementation
 from xla_fp8.hlo.literal import numpy_dtype
+from xla_fp8.report import Report
 from xla_fp8.target import GraphCall
 from xla_fp8.tracing.equations import Jaxpr
 from xla_fp8.tracing.errors import FallbackWarning, RegionError
@@ -24,6 +25,7 @@ from xla_fp8.tracing.inline import flat
 from xla_fp8.tracing.options import Options
 from xla_fp8.tracing.partition import partitioned
 from xla_fp8.tracing.region import opaque_region_p, region_p
+from xla_fp8.tracing.reporting import check_strict
 from xla_fp8.tracing.rewriting import MARK, Rewritten, rewritten
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
@@ -46,9 +48,19 @@ def _lower(
             stacklevel=2,
         )
         result, implementations = None, []
+    if result is not None:
+        _tell(result.report, options)
     if result is None or not result.stablehlo:
         return _lower_plain(context, jaxpr, arguments)
     return _merge(context, result, implementations, arguments)
+
+
+def _tell(report: Report, options: Options) -> None:
+    """Says what became of a region that is not as it was when its function was traced. Raises as `check_strict`."""
+    if options.tell is not None and options.of_transformation:
+        options.tell(report)
+    if options.strict:
+        check_strict(report)
 
 
 def _check_export(region: Rewritten) -> None:

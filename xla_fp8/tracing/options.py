@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 from xla_fp8.backends.protocol import Backend
+from xla_fp8.report import Report
 from xla_fp8.target import Target
 
 
@@ -15,9 +17,24 @@ class Options:
     target: what to assume of the device; None for the local GPU, else an h200.
     backend: a backend, or the name of one; "auto" chooses by platform.
     strict: raise where an FP8 convolution or dot stays.
+    tell: called with the report of each region that a transformation made (vmap, grad), when it is lowered; what the
+        function itself became is told when it is traced.
+    of_transformation: whether a transformation made the regions that have these options.
     """
 
     passes: tuple[str, ...] | None = None
     target: Target | None = None
     backend: str | Backend = "auto"
     strict: bool = False
+    tell: Callable[[Report], object] | None = dataclasses.field(default=None, compare=False, repr=False)
+    of_transformation: bool = dataclasses.field(default=False, compare=False, repr=False)
+
+    @property
+    def for_passes(self) -> Options:
+        """What of it decides how a region is rewritten."""
+        return Options(self.passes, self.target, self.backend)
+
+    @property
+    def transformed(self) -> Options:
+        """The options of what a transformation makes."""
+        return dataclasses.replace(self, of_transformation=True)

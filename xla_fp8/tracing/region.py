@@ -19,7 +19,7 @@ from xla_fp8 import _jax_compat
 from xla_fp8.backends.registry import backends_for, platform_name
 from xla_fp8.tracing.cut import REGION, Hooks, cut
 from xla_fp8.tracing.equations import CONTRACTIONS, Equation, Jaxpr, why_not_plain
-from xla_fp8.tracing.errors import FallbackWarning
+from xla_fp8.tracing.errors import FallbackWarning, NotRewrittenError
 from xla_fp8.tracing.hlo_of_region import Family
 from xla_fp8.tracing.inline import flat
 from xla_fp8.tracing.options import Options
@@ -54,18 +54,17 @@ def cut_jaxpr(jaxpr: Jaxpr, options: Options) -> Jaxpr:
 
     def refuse(equation: Equation) -> None:
         where = _jax_compat.equation_source(equation) or equation.primitive.name
-        warnings.warn(
-            f"xla_fp8: the FP8 {equation.primitive.name} at {where} runs as plain JAX: {why_not_plain(equation)}",
-            FallbackWarning,
-            stacklevel=2,
-        )
+        message = f"the FP8 {equation.primitive.name} at {where} runs as plain JAX: {why_not_plain(equation)}"
+        if options.strict and options.of_transformation:  # else the function's report says it, with all others
+            raise NotRewrittenError(f"strict=True, and under a transformation of the function {message}")
+        warnings.warn(f"xla_fp8: {message}", FallbackWarning, stacklevel=2)
 
     return cut(jaxpr, Hooks(make_region, lambda equation: _with_cut_rule(equation, options), refuse))
 
 
 def evaluate(jaxpr: Jaxpr, options: Options, arguments: Sequence[Any]) -> list[Any]:
-    """Evaluates a closed jaxpr, its FP8 chains in regions."""
-    return list(core.jaxpr_as_fun(cut_closed(jaxpr, options))(*arguments))
+    """Evaluates a closed jaxpr that a transformation made, its FP8 chains in regions."""
+    return list(core.jaxpr_as_fun(cut_closed(jaxpr, options.transformed))(*arguments))
 
 
 def cut_closed(jaxpr: Jaxpr, options: Options) -> Jaxpr:
@@ -201,7 +200,7 @@ def _with_cut_rule(equation: Equation, options: Options) -> Equation:
 
     def cut_forward(*nonzeros: Any) -> tuple[Any, ...]:
         jaxpr, *rest = forward.call_wrapped(*nonzeros)
-        return (cut_jaxpr(jaxpr, options), *rest)
+        return (cut_jaxpr(jaxpr, options.transformed), *rest)
 
     def cut_backward(*arguments: Any) -> Any:
         return _evaluate_backward(backward, options, arguments)

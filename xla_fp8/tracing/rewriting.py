@@ -8,6 +8,7 @@ import hashlib
 import os
 import re
 import tempfile
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from xla_fp8.hlo.attributes import quote
 from xla_fp8.passes import PipelineOptions, run
 from xla_fp8.report import Report
 from xla_fp8.target import GraphCall, Target, Verdict
-from xla_fp8.tracing.errors import RegionError
+from xla_fp8.tracing.errors import DumpWarning, RegionError
 from xla_fp8.tracing.hlo_of_region import Family, Structure, hlo_module, structure_of
 from xla_fp8.tracing.options import Options
 
@@ -66,7 +67,7 @@ def rewritten(
     Raises:
         XlaFp8Error: passes, parser or backend refuse; the message says what.
     """
-    return _rewritten(structure_of(jaxpr, family), options, platform, dump_dir)
+    return _rewritten(structure_of(jaxpr, family), options.for_passes, platform, dump_dir)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -78,9 +79,7 @@ def _rewritten(structure: Structure, options: Options, platform: str, dump_dir: 
     pipeline = PipelineOptions(verify_input=False, undo=bool(dump_dir))  # XLA has just made the module
     report = run(module, options.passes, _asking(target, backends), dialect="extended", options=pipeline)
     if dump_dir:
-        file = f"xla_fp8_region.{_digest(_without_metadata(before))}"
-        _dump(Path(dump_dir), f"{file}.before.hlo", before)
-        _dump(Path(dump_dir), f"{file}.after.hlo", hlo.to_text(module))
+        _dump(Path(dump_dir), f"xla_fp8_region.{_digest(_without_metadata(before))}", before, hlo.to_text(module))
     if not report.changed:
         return Rewritten(report, (), (), target, b"", "")
     calls = _mark(module)
@@ -152,10 +151,29 @@ def _without_metadata(text: str) -> str:
     return re.sub(r", metadata=\{[^{}]*\}", "", text[computations.start() :] if computations else text)
 
 
-def _dump(folder: Path, name: str, text: str) -> None:
+def _dump(folder: Path, name: str, before: str, after: str) -> None:
+    """Writes what a region was and what it became. Where that fails the region is rewritten all the same."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _write(folder, f"{name}.before.hlo", before)
+        _write(folder, f"{name}.after.hlo", after)
+    except OSError as error:
+        _warn_of_dump(str(folder), error.strerror or str(error))
+
+
+def _write(folder: Path, name: str, text: str) -> None:
     """Writes a file that is there as a whole or not at all, whoever else writes the same one."""
-    folder.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=folder, prefix=f".{name}.")
     with os.fdopen(handle, "w") as file:
         file.write(text)
     os.replace(temporary, folder / name)
+
+
+@functools.cache  # said once, not for each region
+def _warn_of_dump(folder: str, why: str) -> None:
+    warnings.warn(
+        f"xla_fp8: no HLO is written: XLA_FP8_DUMP_DIR is {folder}, and that is no folder that can be written to: "
+        f"{why}. Everything else is as without it.",
+        DumpWarning,
+        stacklevel=2,
+    )
