@@ -40,12 +40,12 @@ class FlatFunction:
     The same object for the same static leaves, so that JAX finds its trace. JAX's messages name `fn` and its arguments.
     """
 
-    def __init__(self, fn: Callable[..., Any], tree: Any, leaves: tuple[Any, ...]) -> None:
+    def __init__(self, fn: Any, tree: Any, leaves: tuple[Any, ...]) -> None:
         self.fn, self.tree, self.leaves = fn, tree, leaves
         self.__name__ = getattr(fn, "__name__", "xla_fp8_rewrite")
         # JAX looks here for the name, the file and the signature. An object of a class of the user's has them there.
-        call: Any = getattr(type(fn), "__call__", None)
-        self.__wrapped__ = fn.__call__ if isinstance(inspect.unwrap(call), types.FunctionType) else fn
+        has_own_call = isinstance(inspect.unwrap(type(fn).__call__), types.FunctionType)
+        self.__wrapped__ = fn.__call__ if has_own_call else fn
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         rest = iter(jax.tree.leaves((args, kwargs)))
