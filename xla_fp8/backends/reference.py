@@ -58,33 +58,49 @@ def run(
         GraphTypeError: operands or output types that do not fit the graph.
     """
     graph = Graph.parse(graph) if isinstance(graph, str) else graph
-    operands = [jnp.asarray(operand) for operand in operands]
-    shapes = [_shape_of(operand) for operand in operands]
-    type_check(graph, shapes)
     results = (graph.output, *graph.aux_outputs)
     types = [node.type for node in results] if output_types is None else list(output_types)
     if len(types) != len(results):
         raise GraphTypeError(f"{graph} has {len(results)} results, but {len(types)} output types were given")
-
-    convolved = _convolution(operands[0], operands[1], window, dim_labels, feature_group_count, batch_group_count)
-    type_check(graph, shapes, Shape.array(graph.output.type, convolved.shape), dim_labels)
-
-    wide = [operand.astype(jnp.float32) for operand in operands]
-    along_features = [1] * convolved.ndim
-    along_features[dim_labels.output_feature_dimension] = -1
-    sides: dict[int, list[jax.Array]] = {node.uid: [] for node in graph}
-    for side in graph.side_operands():
-        value = wide[side.index]
-        sides[side.node].append(value.reshape(along_features) if side.kind == "vector" else value)
-
-    values: dict[int, jax.Array] = {graph.nodes[0].uid: convolved}
-    for node in graph.nodes[1:]:
-        inputs = (*(values[uid] for uid in node.operands), *sides[node.uid])
-        values[node.uid] = _OPS[node.op](*inputs)
+    values = node_values(graph, window, dim_labels, feature_group_count, operands, batch_group_count)
     return tuple(_store(values[node.uid], type) for node, type in zip(results, types, strict=True))
 
 
-def _convolution(
+def node_values(
+    graph: Graph,
+    window: Window,
+    dim_labels: ConvolutionDimensionNumbers,
+    feature_group_count: int,
+    operands: Sequence[jax.Array],
+    batch_group_count: int = 1,
+) -> dict[int, jax.Array]:
+    """The f32 value of every node, by uid, before any is stored. Arguments and errors are those of `run`."""
+    operands = [jnp.asarray(operand) for operand in operands]
+    shapes = [_shape_of(operand) for operand in operands]
+    type_check(graph, shapes)
+    convolved = convolution(operands[0], operands[1], window, dim_labels, feature_group_count, batch_group_count)
+    type_check(graph, shapes, Shape.array(graph.output.type, convolved.shape), dim_labels)
+    sides = side_values(graph, dim_labels, operands, convolved.ndim)
+    values: dict[int, jax.Array] = {graph.nodes[0].uid: convolved}
+    for node in graph.nodes[1:]:
+        values[node.uid] = _OPS[node.op](*(values[uid] for uid in node.operands), *sides[node.uid])
+    return values
+
+
+def side_values(
+    graph: Graph, dim_labels: ConvolutionDimensionNumbers, operands: Sequence[jax.Array], rank: int
+) -> dict[int, list[jax.Array]]:
+    """The side operands of every node, by uid, in f32 and of a shape that broadcasts with the output's."""
+    along_features = [1] * rank
+    along_features[dim_labels.output_feature_dimension] = -1
+    sides: dict[int, list[jax.Array]] = {node.uid: [] for node in graph}
+    for side in graph.side_operands():
+        value = jnp.asarray(operands[side.index]).astype(jnp.float32)
+        sides[side.node].append(value.reshape(along_features) if side.kind == "vector" else value)
+    return sides
+
+
+def convolution(
     lhs: jax.Array,
     rhs: jax.Array,
     window: Window,
