@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from xla_fp8.backends import cache, call_text
-from xla_fp8.backends.cudnn import library
+from xla_fp8.backends.cudnn import deviceless, library
 from xla_fp8.backends.example_calls import graph_call
 from xla_fp8.cli.main import main
 
@@ -52,6 +52,22 @@ def test_check_with_rules_where_cudnn_is_missing(
     monkeypatch.setattr(library, "why_missing", lambda *_: "nvidia-cudnn-frontend is not installed")
     assert main(["check", GOOD, "--target=h200", "--xla-verify=false"]) == 0
     assert "rules made with cuDNN" in capsys.readouterr().out
+
+
+def test_check_asks_whom_supports_names(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deviceless, "shared", lambda: pytest.fail("cuDNN was asked"))
+    assert main(["check", DEPTHWISE, "--target=h200", "--xla-verify=false", "--supports=rules"]) == 1
+    out = capsys.readouterr().out
+    assert "1 input channel in each of 16 groups" in out
+    assert "rules made with cuDNN" in out
+    assert "asked for by name" in out
+
+
+def test_check_must_ask_somebody(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", GOOD, "--supports=any"]) == 2
+    assert "invalid choice: 'any'" in capsys.readouterr().err
+    assert main(["check", GOOD, "--supports=rules", "--device-properties=gpu.json"]) == 2
+    assert "--device-properties is for cuDNN, and --supports=rules does not ask it" in capsys.readouterr().err
 
 
 def test_check_reads_device_properties_from_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -104,3 +104,51 @@ def read(source: Source, xla: XlaProcess) -> tuple[str, hlo.HloModule] | HloPars
         return load(source, xla)
     except (HloParseError, CliError) as error:
         return error
+
+
+BROKEN_LATER = """\
+HloModule m
+
+add.1 {
+  a = f32[] parameter(0)
+  b = f32[] parameter(1)
+  ROOT add = f32[] add(a, b)
+}
+
+ENTRY main {
+  x = f8e4m3fn[1,4,4,16] parameter(0)
+  w = f8e4m3fn[16,1,1,16] parameter(1)
+  xw = f32[1,4,4,16] convert(x)
+  ww = f32[16,1,1,16] convert(w)
+  conv = f32[1,4,4,16] convolution(xw, ww), window={size=1x1}, dim_labels=b01f_o01i->b01f
+  zero = f32[] constant(0)
+  ROOT sum = f32[] reduce(conv, zero), dimensions={0,1,2,3}, to_apply=add.1
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "place", "message"),
+    [
+        ("window={size=1x1}", "window={1x1}", "14:3", "'1x1' is not part of a window"),
+        ("dim_labels=b01f_o01i->b01f", "dim_labels b01f", "14:3", "convolution has no attribute 'dim_labels'"),
+        ("constant(0)", "constant(none)", "15:3", "none"),
+        ("to_apply=add.1", "to_apply=sum.1", "16:8", "there is no computation 'sum.1'"),
+        ("to_apply=add.1", "to_apply", "16:8", "expected '=' after attribute name 'to_apply'"),
+        ("f32[1,4,4,16] convert", "f32[1,4,4,15] convert", "12:3", "expected f32[1,4,4,16]"),
+    ],
+)
+@pytest.mark.parametrize("command", ["explain", "opt", "graph", "check", "run"])
+def test_what_xla_was_not_asked_about_fails_with_a_place(
+    cli, tmp_path: Path, command: str, right: str, wrong: str, place: str, message: str
+) -> None:
+    path = tmp_path / "broken.hlo"
+    path.write_text(BROKEN_LATER.replace(right, wrong))
+    done = cli(command, path, "--xla-verify=false", "--target=h200")
+    first, line, caret = done.err.splitlines()[:3]
+    assert first.startswith(f"{path}:{place}: ")
+    assert message in first
+    assert line == path.read_text().splitlines()[int(place.split(":")[0]) - 1]
+    assert caret.index("^") == int(place.split(":")[1]) - 1
+    # opt passes a module on that only the verifier rejects: a newer XLA may know better.
+    assert done.status == (0 if "no pass was run" in first and len(done.err.splitlines()) == 3 else 1)

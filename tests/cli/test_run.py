@@ -42,6 +42,15 @@ def test_a_rewritten_module_equals_the_original(cli, scaled_conv: Path, dialect:
     assert line.endswith("ok")
 
 
+def test_run_and_graph_rewrite_as_opt_does(cli) -> None:
+    depthwise = Path(__file__).resolve().parents[2] / "hlo_fixtures/cudnn-fused-conv-rewriter/depthwise.hlo"
+    for supports, count in (("rules", 0), ("any", 1)):
+        done = cli("run", depthwise, "--target=h200", "--platform=cpu", f"--supports={supports}")
+        assert f"{count} rewritten, {1 - count} not" in done.err
+        assert ("runs in bf16" in done.err) == (count == 0)
+        assert ("#1 conv" in cli("graph", depthwise, "--target=h200", f"--supports={supports}").out) == (count == 1)
+
+
 def test_two_modules_that_differ(cli, add: Path, tmp_path: Path) -> None:
     other = tmp_path / "subtract.hlo"
     other.write_text(ADD.replace("add(a, wide)", "subtract(a, wide)"))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from xla_fp8.cli import options
-from xla_fp8.cli.errors import EXIT_ERROR, EXIT_OK, CliError
+from xla_fp8.cli.errors import EXIT_ERROR, EXIT_OK, CliError, UsageError
 
 if TYPE_CHECKING:
     from xla_fp8.cli.inputs import Source
@@ -32,8 +32,15 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(run=run)
-    parser.add_argument("inputs", nargs="+", metavar="FILE", help="HLO, as `xla-fp8 opt` reads it")
+    options.add_inputs(parser)
     options.add_target(parser)
+    parser.add_argument(
+        "--supports",
+        choices=("cudnn", "rules"),
+        default="cudnn",
+        help="who is asked: the cuDNN that is installed (cudnn, the default; rules where none is), or the rules of "
+        "docs/backends.md (rules: the same on every machine)",
+    )
     options.add_xla_verify(parser)
     parser.add_argument("--device-properties", type=Path, metavar="JSON", help="of the device, in cuDNN's form")
     parser.add_argument("--format", choices=("text", "json"), default="text", help="what to print")
@@ -44,6 +51,8 @@ def run(arguments: argparse.Namespace) -> int:
     from xla_fp8.cli import inputs, pipeline
     from xla_fp8.hlo.xla_process import XlaProcess
 
+    if arguments.device_properties and arguments.supports == "rules":
+        raise UsageError("--device-properties is for cuDNN, and --supports=rules does not ask it")
     properties = arguments.device_properties.read_text() if arguments.device_properties else None
     found: list[dict[str, object]] = []
     with XlaProcess() as xla:
@@ -69,16 +78,18 @@ def _check(
     from xla_fp8.cli import inputs
     from xla_fp8.target import GraphCall, Target
 
-    _, module = inputs.load(source, xla, verify_with_xla=arguments.xla_verify)
+    text, module = inputs.load(source, xla, verify_with_xla=arguments.xla_verify)
     target = arguments.target if arguments.target is not None else Target.default()
     answers: list[tuple[GraphCall, cudnn.Support]] = []
 
     def supports(call: GraphCall) -> cudnn.Support:
-        answer = cudnn.support(call, target, properties)
+        by_rules = arguments.supports == "rules"
+        answer = cudnn.support_by_rules(call, target) if by_rules else cudnn.support(call, target, properties)
         answers.append((call, answer))
         return dataclasses.replace(answer, ok=True)  # so that the graph is made, and the next one asked about
 
-    report = passes.run(module, None, dataclasses.replace(target, supports=supports), dialect=arguments.dialect)
+    with inputs.placed_errors(text, source.name, module):
+        report = passes.run(module, None, dataclasses.replace(target, supports=supports), dialect=arguments.dialect)
     if len(answers) != len(report.rewritten):
         raise CliError(f"{len(report.rewritten)} graphs were made, but {len(answers)} were asked about")
     paint = options.stdout_color(arguments)

@@ -31,13 +31,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(run=run)
-    parser.add_argument(
-        "inputs",
-        nargs="+",
-        metavar="IN",
-        help="HLO text or proto, gzip of either, - for stdin, or a directory of dumps",
-    )
-    parser.add_argument("-o", "--output", default="-", metavar="OUT", help="a file, or - for stdout (the default)")
+    options.add_inputs(parser)
+    options.add_output(parser)
     parser.add_argument("--format", choices=("text", "json", "markdown", "html"), default="text")
     parser.add_argument(
         "--all",
@@ -45,8 +40,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="in text, markdown and html: reason and advice also where no FP8 tensor is an operand",
     )
     parser.add_argument("--strict", action="store_true", help="exit with 1 when an FP8 convolution was refused")
-    options.add_target(parser)
-    options.add_xla_verify(parser)
+    options.add_pipeline(parser)
     options.add_common(parser)
 
 
@@ -62,7 +56,6 @@ def run(arguments: argparse.Namespace) -> int:
 
     sources = inputs.find(arguments.inputs)
     with XlaProcess() as xla:
-        arguments.target = options.target_of(arguments)
         status = pipeline.for_each(sources, arguments, explain)
     if reports:
         outputs.write(arguments.output, _render(reports, arguments))
@@ -72,15 +65,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _report(source: Source, arguments: argparse.Namespace, xla: XlaProcess) -> Report:
-    from xla_fp8 import passes
     from xla_fp8.cli import inputs, pipeline
 
-    _, module = inputs.load(source, xla, verify_with_xla=arguments.xla_verify)
-    if (problem := pipeline.why_no_pass_may_run(module, None)) is not None:
-        raise problem
-    with options.spoken_warnings(arguments):
-        report: Report = passes.run(module, None, arguments.target, dialect=arguments.dialect)
-    return report
+    text, module = inputs.load(source, xla, verify_with_xla=arguments.xla_verify)
+    with inputs.placed_errors(text, source.name, module):
+        if (problem := pipeline.why_no_pass_may_run(module, None)) is not None:
+            raise problem
+        return pipeline.run_passes(module, arguments)
 
 
 def _render(reports: list[tuple[str, Report]], arguments: argparse.Namespace) -> str:

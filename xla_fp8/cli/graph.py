@@ -21,34 +21,34 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.set_defaults(run=run)
     parser.add_argument("input", metavar="FILE", help="HLO text or proto, gzip of either, or - for stdin")
-    parser.add_argument("-o", "--output", default="-", metavar="OUT", help="a file, or - for stdout (the default)")
+    options.add_output(parser)
     parser.add_argument(
         "--format", choices=("text", "dot", "svg", "html"), default="text", help="svg needs Graphviz's dot"
     )
     parser.add_argument("--before", metavar="FILE", help="the module that FILE was made from, to show beside it")
-    options.add_target(parser)
-    options.add_xla_verify(parser)
+    options.add_pipeline(parser)
     options.add_common(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from xla_fp8 import passes
     from xla_fp8.cli import inputs, outputs, pipeline
     from xla_fp8.graph.drawing import draw
     from xla_fp8.hlo.xla_process import XlaProcess
 
+    source = inputs.one(arguments.input)
     with XlaProcess() as xla:
-        module, before = [
-            inputs.load(inputs.one(path), xla, verify_with_xla=arguments.xla_verify)[1] if path else None
-            for path in (arguments.input, arguments.before)
-        ]
-    assert module is not None
-    if before is None and not _has_graph(module):
-        if (problem := pipeline.why_no_pass_may_run(module, None)) is not None:
-            raise problem
-        before = module.clone()
-        passes.run(module, None, arguments.target, dialect=arguments.dialect)
-    outputs.write(arguments.output, draw(module, arguments.format, before))
+        text, module = inputs.load(source, xla, verify_with_xla=arguments.xla_verify)
+        before = None
+        if arguments.before:
+            before = inputs.load(inputs.one(arguments.before), xla, verify_with_xla=arguments.xla_verify)[1]
+    with inputs.placed_errors(text, source.name, module):
+        if before is None and not _has_graph(module):
+            if (problem := pipeline.why_no_pass_may_run(module, None)) is not None:
+                raise problem
+            before = module.clone()
+            pipeline.run_passes(module, arguments)
+        drawing = draw(module, arguments.format, before)
+    outputs.write(arguments.output, drawing)
     return EXIT_OK
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gzip
 import os
 import re
 import sys
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from xla_fp8 import hlo
 from xla_fp8._jax_compat import HloProtoError, hlo_proto_unwrap
@@ -140,6 +141,39 @@ def load(source: Source, xla: XlaProcess, *, verify_with_xla: bool = True) -> tu
     return text, module
 
 
+@contextlib.contextmanager
+def placed_errors(text: str, filename: str, module: hlo.HloModule) -> Iterator[None]:
+    """Gives errors about a module a place in its text: XLA, which would have found one, need not have been asked."""
+    try:
+        yield
+    except HloParseError:
+        raise
+    except HloError as error:
+        raise placed(error, text, filename, module) from error
+
+
+def placed(error: HloError, text: str, filename: str, module: hlo.HloModule) -> HloParseError:
+    """An error about a module at its place in the text; at the top where that cannot be told."""
+    if isinstance(error, HloVerifyError):
+        return HloParseError.at(error.message, text, _place(text, error.computation, error.instruction), filename)
+    return HloParseError.at(str(error), text, _unreadable(text, module), filename)
+
+
+def _unreadable(text: str, module: hlo.HloModule) -> int:
+    """The place of the first instruction whose attributes are none: what is wrong with them does not say whose."""
+    for computation in module.computations:
+        for instruction in computation:
+            try:
+                _ = instruction.attributes
+            except HloError:
+                return _place(text, computation.name, instruction.name)
+    try:
+        hlo.verify(module)
+    except HloVerifyError as error:
+        return _place(text, error.computation, error.instruction)
+    return 0
+
+
 def rejection(answer: XlaAnswer, text: str, filename: str, module: hlo.HloModule) -> HloParseError:
     """XLA's "no" as an error at a place of the text.
 
@@ -150,22 +184,18 @@ def rejection(answer: XlaAnswer, text: str, filename: str, module: hlo.HloModule
         lines = text.split("\n", answer.line)
         line_text = lines[answer.line - 1] if answer.line <= len(lines) else ""
         return HloParseError(answer.message, filename, answer.line, answer.column or 1, line_text)
-    message = answer.message
-    position = 0
     try:
         hlo.verify(module)
-    except HloVerifyError as error:
-        message = f"{error.message} ({message})"
-        position = _place(text, error)
     except HloError as error:
-        message = f"{error} ({message})"
-    return HloParseError.at(message, text, position, filename)
+        ours = placed(error, text, filename, module)
+        return HloParseError(f"{ours.message} ({answer.message})", filename, ours.line, ours.column, ours.line_text)
+    return HloParseError.at(answer.message, text, 0, filename)
 
 
-def _place(text: str, error: HloVerifyError) -> int:
-    """Where the instruction that a verifier's error is about is defined; 0 where that cannot be told."""
+def _place(text: str, computation: str | None, instruction: str | None) -> int:
+    """Where an instruction, or a computation, is defined; 0 where that cannot be told."""
     start = 0
-    for name, ending in ((error.computation, r"\s*[({]"), (error.instruction, r"\s*=")):
+    for name, ending in ((computation, r"\s*[({]"), (instruction, r"\s*=")):
         if name and (match := re.compile(rf"%?(?<![\w.\-]){re.escape(name)}{ending}").search(text, start)):
             start = match.start()
     return start

@@ -52,13 +52,15 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(f"--pattern: {error}") from None
     source = inputs.one(arguments.input)
     with XlaProcess() as xla:
-        _, module = inputs.load(source, xla, verify_with_xla=arguments.xla_verify)
-    found = list(m.find_all(module, pattern))
-    if not found:
-        print(f"{source.name}: no match{_nearest(module, pattern)}", file=sys.stderr)
-        return EXIT_ERROR
+        text, module = inputs.load(source, xla, verify_with_xla=arguments.xla_verify)
     paint = options.stdout_color(arguments)
-    outputs.write_stdout("".join(_lines(match, paint) for match in found))
+    with inputs.placed_errors(text, source.name, module):
+        found = [_lines(match, paint) for match in m.find_all(module, pattern)]
+        nearest = "" if found else _nearest(module, pattern)
+    if not found:
+        print(f"{source.name}: no match{nearest}", file=sys.stderr)
+        return EXIT_ERROR
+    outputs.write_stdout("".join(found))
     return EXIT_OK
 
 

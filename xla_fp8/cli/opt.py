@@ -36,27 +36,15 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(run=run)
-    parser.add_argument(
-        "inputs",
-        nargs="+",
-        metavar="IN",
-        help="HLO text (.hlo, .txt) or proto (.pb, .hlo.pb), gzip of either, - for stdin, or a directory of dumps",
-    )
-    parser.add_argument(
-        "-o",
-        "--output",
-        default="-",
-        metavar="OUT",
-        help="a file, a directory (several inputs), or - for stdout (the default)",
-    )
+    options.add_inputs(parser)
+    options.add_output(parser, "a file, a directory (several inputs)")
     parser.add_argument(
         "--passes",
         type=options.pass_list_type,
         metavar="A,B,...",
         help="run these passes instead of the default pipeline (`xla-fp8 passes` lists both); empty runs none",
     )
-    options.add_target(parser)
-    options.add_xla_verify(parser)
+    options.add_pipeline(parser)
     parser.add_argument("--verify-input", action="store_true", help="verify the module before the first pass")
     parser.add_argument("--verify-each", action="store_true", help="verify after each pass: says which one broke it")
     parser.add_argument("--fuel", type=options.natural, metavar="N", help="stop after N rewrites, to bisect a bad one")
@@ -83,7 +71,6 @@ def run(arguments: argparse.Namespace) -> int:
     sources = inputs.find(arguments.inputs)
     outputs = _output_paths(arguments, sources)
     with XlaProcess() as xla:
-        arguments.target = options.target_of(arguments)
         return pipeline.for_each(sources, arguments, lambda source: _opt(source, outputs[source], arguments, xla))
 
 
@@ -108,22 +95,24 @@ def _output_paths(arguments: argparse.Namespace, sources: list[Source]) -> dict[
 
 def _opt(source: Source, output: str, arguments: argparse.Namespace, xla: XlaProcess) -> int:
     """One input from reading to writing; returns the exit status."""
-    from xla_fp8 import hlo, passes
+    from xla_fp8 import hlo
     from xla_fp8.cli import inputs, outputs, pipeline
 
     text, module = inputs.load(source, xla, verify_with_xla=arguments.xla_verify)
-    if arguments.verify_input:
-        hlo.verify(module)
-    before = _size(module)
     names = arguments.passes
-    if (problem := pipeline.why_no_pass_may_run(module, names)) is not None:
-        warning = options.stderr_color(arguments)("warning:", "error")
-        print(f"{source.name}: {warning} no pass was run, because the module is not sound: {problem}", file=sys.stderr)
-        names = ()
-    with options.spoken_warnings(arguments):
-        report = passes.run(
-            module, names, arguments.target, dialect=arguments.dialect, options=_pipeline_options(arguments)
-        )
+    before = _size(module)
+    with inputs.placed_errors(text, source.name, module):
+        if arguments.verify_input:
+            hlo.verify(module)
+        if (problem := pipeline.why_no_pass_may_run(module, names)) is not None:
+            placed = inputs.placed(problem, text, source.name, module)
+            warning = options.stderr_color(arguments)("warning:", "error")
+            print(
+                str(placed).replace("error:", f"{warning} no pass was run, because the module is not sound:", 1),
+                file=sys.stderr,
+            )
+            names = ()
+        report = pipeline.run_passes(module, arguments, names, _pipeline_options(arguments))
     result = hlo.to_text(module)
     if arguments.xla_verify:
         _check_result(text, result, report, xla)

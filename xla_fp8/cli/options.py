@@ -38,8 +38,36 @@ def add_xla_verify(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_inputs(parser: argparse.ArgumentParser) -> None:
+    """`IN ...`, of every command that reads several modules."""
+    parser.add_argument(
+        "inputs",
+        nargs="+",
+        metavar="IN",
+        help="HLO text (.hlo, .txt) or proto (.pb, .hlo.pb), gzip of either, - for stdin, or a directory of dumps",
+    )
+
+
+def add_output(parser: argparse.ArgumentParser, what: str = "a file") -> None:
+    """`-o`, of every command that writes a result."""
+    parser.add_argument("-o", "--output", default="-", metavar="OUT", help=f"{what}, or - for stdout (the default)")
+
+
+def add_pipeline(parser: argparse.ArgumentParser) -> None:
+    """What every command that reads HLO and runs passes over it has."""
+    add_target(parser)
+    parser.add_argument(
+        "--supports",
+        choices=("rules", "cudnn", "any"),
+        default="rules",
+        help="what has no cuDNN plan on the target becomes bf16: by the rules of docs/backends.md (rules, the default: "
+        "the same on every machine), by asking the cuDNN that is installed (cudnn), or not at all (any)",
+    )
+    add_xla_verify(parser)
+
+
 def add_target(parser: argparse.ArgumentParser) -> None:
-    """`--target` and `--dialect`, of every command that runs passes."""
+    """`--target` and `--dialect`."""
     parser.add_argument(
         "--target",
         type=_lazily(_target),
@@ -52,13 +80,6 @@ def add_target(parser: argparse.ArgumentParser) -> None:
         choices=("xla", "extended"),
         default="xla",
         help="graph ops: those that XLA itself reads (xla, the default), or those that xla_fp8.jit runs (extended)",
-    )
-    parser.add_argument(
-        "--supports",
-        choices=("rules", "cudnn", "any"),
-        default="rules",
-        help="what has no cuDNN plan on the target becomes bf16: by the rules of docs/backends.md (rules, the default: "
-        "the same on every machine), by asking the cuDNN that is installed (cudnn), or not at all (any)",
     )
 
 

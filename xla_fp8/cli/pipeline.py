@@ -1,4 +1,4 @@
-"""Reading inputs and running passes over them: what `opt`, `explain` and `graph` do alike."""
+"""Reading inputs and running passes over them: what `opt`, `explain`, `graph` and `run` do alike."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from xla_fp8.errors import XlaFp8Error
 
 if TYPE_CHECKING:
     from xla_fp8.hlo import HloError, HloModule
+    from xla_fp8.passes import PipelineOptions
+    from xla_fp8.report import Report
 
 
 def for_each(sources: Iterable[Source], arguments: argparse.Namespace, work: Callable[[Source], int]) -> int:
@@ -37,6 +39,26 @@ def for_each(sources: Iterable[Source], arguments: argparse.Namespace, work: Cal
             print(f"{source.name}: error: not enough memory for this module", file=sys.stderr)
             status = EXIT_ERROR
     return status
+
+
+def run_passes(
+    module: HloModule,
+    arguments: argparse.Namespace,
+    names: Iterable[str] | None = None,
+    pass_options: PipelineOptions | None = None,
+) -> Report:
+    """Runs passes over `module`, in place, as --target, --dialect and --supports say; warnings become lines on stderr.
+
+    Args:
+        names: of the passes; the default pipeline where None.
+    """
+    from xla_fp8 import passes
+
+    with options.spoken_warnings(arguments):
+        report: Report = passes.run(
+            module, names, options.target_of(arguments), dialect=arguments.dialect, options=pass_options
+        )
+    return report
 
 
 def why_no_pass_may_run(module: HloModule, passes: Iterable[str] | None) -> HloError | None:

@@ -14,7 +14,6 @@ from xla_fp8.cli.errors import EXIT_ERROR, EXIT_OK, CliError, UsageError
 if TYPE_CHECKING:
     from xla_fp8.backends.compare import Array, Difference, Tolerance
     from xla_fp8.backends.executable import Executable
-    from xla_fp8.cli.inputs import Source
     from xla_fp8.hlo import HloModule
     from xla_fp8.hlo.xla_process import XlaProcess
 
@@ -58,8 +57,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--passes", type=options.pass_list_type, metavar="A,B,...", help="instead of the default pipeline"
     )
-    options.add_target(parser)
-    options.add_xla_verify(parser)
+    options.add_pipeline(parser)
     options.add_common(parser)
 
 
@@ -83,9 +81,13 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError("--passes and --target rewrite A; with B.hlo nothing is rewritten")
     sources = [inputs.one(path) for path in (arguments.first, arguments.second) if path is not None]
     with XlaProcess() as xla:
-        first, *others = [_load(source, arguments, xla) for source in sources]
+        (text, first), *others = [inputs.load(source, xla, verify_with_xla=arguments.xla_verify) for source in sources]
         given = read_inputs(arguments.inputs, first) if arguments.inputs else None
-        second = others[0] if others else _rewritten(first, arguments)
+        if others:
+            second = others[0][1]
+        else:
+            with inputs.placed_errors(text, sources[0].name, first):
+                second = _rewritten(first, arguments)
         names = (sources[0].name, sources[1].name if others else f"{sources[0].name}, rewritten")
         a = _compile(names[0], first, arguments.platform, xla)
         b = _compile(names[1], second, arguments.platform, xla)
@@ -98,17 +100,11 @@ def run(arguments: argparse.Namespace) -> int:
     return EXIT_ERROR if mismatches else EXIT_OK
 
 
-def _load(source: Source, arguments: argparse.Namespace, xla: XlaProcess) -> HloModule:
-    from xla_fp8.cli import inputs
-
-    return inputs.load(source, xla, verify_with_xla=arguments.xla_verify)[1]
-
-
 def _rewritten(module: HloModule, arguments: argparse.Namespace) -> HloModule:
-    from xla_fp8 import passes
+    from xla_fp8.cli import pipeline
 
     rewritten = module.clone()
-    report = passes.run(rewritten, arguments.passes, arguments.target, dialect=arguments.dialect)
+    report = pipeline.run_passes(rewritten, arguments, arguments.passes)
     print(f"{len(report.rewritten)} rewritten, {len(report.refused)} not, for {report.target}", file=sys.stderr)
     if not report.changed:
         print("the passes changed nothing: this compares the module with itself", file=sys.stderr)
