@@ -31,6 +31,11 @@ REFUSED = {
         "reversed-window",
         "reverses its window",
     ),
+    "twice": (
+        graph_call("1:[f32]conv();2:[f32]scale(1);3:[f32]copy(2);"),
+        "f32-twice",
+        "stores one value twice in f32",
+    ),
 }
 
 
@@ -191,6 +196,12 @@ def test_a_residual_of_any_type_has_a_plan(side: str, cudnn_version: str) -> Non
 def test_strides_dilation_and_uneven_padding_have_plans(window: str, cudnn_version: str) -> None:
     size = int(window[6])
     _agree(graph_call(SCALE, filter=(size, size), window=window))
+
+
+@pytest.mark.parametrize("source", [1, 2, 3])
+@pytest.mark.parametrize("copied", ["f8e4m3fn", "f16", "bf16", "f32"])
+def test_copies_have_plans(copied: str, source: int, cudnn_version: str) -> None:
+    _agree(graph_call(f"1:[f32]conv();2:[f32]relu(1);3:[f8e4m3fn]scale(2);4:[{copied}]copy({source});5:[f32]amax(2);"))
 
 
 @pytest.mark.parametrize("per_group", [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 16, 33])

@@ -49,13 +49,15 @@ class CudnnBackend:
         if missing := library.why_missing(("cudnn", "jax_tvm_ffi")):
             return No(missing)
         if any(node.op == "copy" and node.type == "f32" for node in call.graph):
-            # Measured, as cuDNN says yes to it: every element was wrong (cuDNN 9.19.0, H200, 2026-11-30).
-            return No("cuDNN stores an f32 copy beside the output wrongly; bf16 and f16 copies are right")
+            # What cuDNN proposed plans for was measured wrong in every element (cuDNN 9.19.0, H200, 2026-11-30): an
+            # identity from f32 to f32. The operation graph does without one since; no GPU has run that yet.
+            return No("an f32 copy beside the output came out of cuDNN wrong; bf16 and f16 copies are right")
         return support(call, target)
 
     def configs(self, call: GraphCall, target: Target) -> Sequence[Config]:
-        """The plans that cuDNN proposes on the first GPU, the one it prefers first."""
-        return tuple(map(Plan, plans.on_device(0).names(call_text.encode(call))))
+        """The plans that cuDNN proposes on the first GPU; the first is the one it prefers of those that build."""
+        device, text = plans.on_device(0), call_text.encode(call)
+        return tuple(map(Plan, dict.fromkeys((device.plan(text).name, *device.names(text)))))
 
     def lower(self, call: GraphCall, config: Config) -> Implementation:
         """A JAX function of input, filter and side operands. Builds the plan, to know its workspace.

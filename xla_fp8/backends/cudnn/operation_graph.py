@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from xla_fp8.backends.cudnn import library
+from xla_fp8.backends.cudnn import library, rules
 from xla_fp8.backends.cudnn.errors import CudnnUnsupportedError
 from xla_fp8.backends.cudnn.geometry import Geometry, channels_last
 from xla_fp8.graph import Node
@@ -47,6 +47,8 @@ def build(call: GraphCall, **settings: Any) -> OperationGraph:
         raise CudnnUnsupportedError("the window is reversed; cuDNN's FP8 graphs have forward convolutions")
     if unknown := [s for s in call.operand_shapes if s.element_type not in _TYPES]:
         raise CudnnUnsupportedError(f"an operand is {unknown[0].element_type}, which cuDNN does not know")
+    if twice := rules.f32_twice(call.graph):
+        raise CudnnUnsupportedError(f"the convolution {twice}")
     return _Builder(call, settings).build()
 
 
@@ -116,6 +118,10 @@ class _Builder:
     def operation(self, node: Node, inputs: list[Any]) -> Any:
         if node.op == "amax":
             return self.graph.reduction(inputs[0], mode=self.cudnn.reduction_mode.AMAX)
+        if node.op == "copy" and node.type == "f32":
+            # Every value in the graph is f32, so the value itself gets the buffer. An identity from f32 to f32 is
+            # accepted and never written (cuDNN 9.19.0 on an H200, 2026-11-30: every element of the copy was wrong).
+            return inputs[0]
         return self.typed(_OPERATIONS[node.op](self.graph, *inputs), "f32")
 
     def store(self, node: Node) -> None:

@@ -1,7 +1,7 @@
 """What cuDNN refuses, as rules: the answer where cuDNN is not installed, and the words for cuDNN's own "no".
 
 The rules hold for compute capability 9.0. They were read off the answers of cuDNN 9.19.0 and 9.28.1 to several thousand
-random graphs, and tests/backends/cudnn/test_rules.py compares them with the cuDNN that is installed: every op, type,
+random graphs, and tests/backends/cudnn/test_support.py compares them with the cuDNN that is installed: every op, type,
 stride, dilation, padding and epilogue of the graph string has a plan; what has none is a kind of grouping or a channel
 count.
 """
@@ -12,6 +12,7 @@ import dataclasses
 from collections.abc import Callable
 
 from xla_fp8.backends.cudnn.geometry import Geometry
+from xla_fp8.graph import Graph
 from xla_fp8.target import GraphCall
 
 MADE_WITH = "cuDNN 9.19.0 and 9.28.1"
@@ -70,6 +71,15 @@ def _grouped_channels(call: GraphCall, geometry: Geometry) -> str | None:
     return None
 
 
+def f32_twice(graph: Graph) -> str | None:
+    """How a graph asks for two buffers of one f32 value, which cuDNN cannot say; None where it does not."""
+    stored = [graph.output.uid] if graph.output.type == "f32" else []
+    stored += [node.operands[0] for node in graph if node.op == "copy" and node.type == "f32"]
+    if len(set(stored)) < len(stored):
+        return "stores one value twice in f32; a value of cuDNN's graph has one buffer"
+    return None
+
+
 RULES = (
     Rule(
         "input-dilation",
@@ -88,6 +98,7 @@ RULES = (
         _grouped_channels,
         f"give each group 4 input channels, or at least {_ENOUGH}: fewer groups, or channels of zeros",
     ),
+    Rule("f32-twice", lambda call, _: f32_twice(call.graph), "return the f32 tensor once, or the copy in bf16"),
 )
 
 
