@@ -78,29 +78,18 @@ class StackFrameTables:
         locations = _used(self._locations, frames, "file_location_id")
         files = _used(self._files, locations, "file_name_id")
         functions = _used(self._functions, locations, "function_name_id")
-        frame_numbers, location_numbers = _numbers(frames), _numbers(locations)
+        frame_numbers = _numbers(frames)
+        of_location = {"file_name_id": _numbers(files), "function_name_id": _numbers(functions)}
+        of_frame = {
+            "file_location_id": _numbers(locations),
+            # Printed one higher than the parent's number; 1, no parent, stays.
+            "parent_frame_id": {old + 1: new + 1 for old, new in frame_numbers.items()},
+        }
         sections = (
             _section("FileNames", [quote(name) for name in files.values()]),
             _section("FunctionNames", [quote(name) for name in functions.values()]),
-            _section(
-                "FileLocations",
-                [
-                    _record(record, file_name_id=_numbers(files), function_name_id=_numbers(functions))
-                    for record in locations.values()
-                ],
-            ),
-            _section(
-                "StackFrames",
-                [
-                    _record(
-                        record,
-                        file_location_id=location_numbers,
-                        # Printed one higher than the parent's number; 1, no parent, stays.
-                        parent_frame_id={old + 1: new + 1 for old, new in frame_numbers.items()},
-                    )
-                    for record in frames.values()
-                ],
-            ),
+            _section("FileLocations", [_record(record, of_location) for record in locations.values()]),
+            _section("StackFrames", [_record(record, of_frame) for record in frames.values()]),
         )
         return StackFrameTables(sections if frames else ()), frame_numbers
 
@@ -133,14 +122,14 @@ class StackFrameTables:
 def _used(table: Mapping[int, _T], by: Mapping[int, Mapping[str, int]], field: str) -> dict[int, _T]:
     """The rows of `table` that the rows of another one name in `field`."""
     used = {record.get(field, 0) for record in by.values()}
-    return {number: row for number, row in table.items() if number in used}
+    return {number: table[number] for number in sorted(used) if number in table}
 
 
 def _numbers(rows: Iterable[int]) -> dict[int, int]:
     return {old: new for new, old in enumerate(rows, 1)}
 
 
-def _record(record: Mapping[str, int], **renumbered: Mapping[int, int]) -> str:
+def _record(record: Mapping[str, int], renumbered: Mapping[str, Mapping[int, int]]) -> str:
     fields = {name: renumbered.get(name, {}).get(value, value) for name, value in record.items()}
     return "{" + " ".join(f"{name}={value}" for name, value in fields.items()) + "}"
 

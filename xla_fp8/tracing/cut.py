@@ -57,11 +57,12 @@ def cut(jaxpr: Jaxpr, hooks: Hooks) -> Jaxpr:
         return jaxpr
     inner = _jax_compat.open_jaxpr(jaxpr)
     substitution: dict[Any, Any] = {}
+    inlined = list(inline_calls(inner.eqns, substitution))
+    outvars = substituted(inner.outvars, substitution)
     equations = [
         hooks.rewrite_rule(equation) if equation.primitive.name == "custom_vjp_call" else equation
-        for equation in inline_calls(inner.eqns, substitution)
+        for equation in _without_unused(inlined, outvars)  # vjp leaves primal convolutions behind that nobody reads
     ]
-    outvars = substituted(inner.outvars, substitution)
     flow = DataFlow(equations)
     seeds = []
     for i, equation in enumerate(equations):
@@ -77,12 +78,15 @@ def cut(jaxpr: Jaxpr, hooks: Hooks) -> Jaxpr:
     groups = _convex_groups(flow, members, seeds)
     regions = {group[0]: _region(flow, group, members, outvars, hooks) for group in groups}
     ordered = _contracted(equations, flow, groups, regions)
-    return _jax_compat.with_equations(jaxpr, _without_unused(ordered, equations, outvars), outvars)
+    return _jax_compat.with_equations(jaxpr, _without_unused(ordered, outvars), outvars)
 
 
 def _with_cut_bodies(equation: Equation, hooks: Hooks) -> Equation:
+    names = BODIES.get(equation.primitive.name)
+    if not names:
+        return equation
     params = dict(equation.params)
-    for name in BODIES.get(equation.primitive.name, ()):
+    for name in names:
         value = params.get(name)
         if isinstance(value, (tuple, list)):
             params[name] = type(value)(cut(body, hooks) for body in value)
@@ -267,18 +271,12 @@ def _region(flow: DataFlow, group: Sequence[int], members: set[int], outvars: It
     return hooks.make_region(closed, inputs, outputs, contraction)
 
 
-def _without_unused(
-    ordered: Sequence[Equation], original: Sequence[Equation], outvars: Iterable[Any]
-) -> list[Equation]:
-    """Drops what was only there for the operands of regions, and regions that nobody reads."""
-    read = {atom for equation in original for atom in equation.invars if not is_literal(atom)}
+def _without_unused(equations: Sequence[Equation], outvars: Iterable[Any]) -> list[Equation]:
+    """Drops equations without effects that nobody reads."""
     used = {atom for atom in outvars if not is_literal(atom)}
     kept: list[Equation] = []
-    for equation in reversed(ordered):
-        was_read = any(variable in read for variable in equation.outvars)
-        is_region = equation.primitive.name.startswith(REGION)
-        if (was_read or is_region) and not equation.effects and not any(v in used for v in equation.outvars):
-            continue
-        kept.append(equation)
-        used.update(atom for atom in equation.invars if not is_literal(atom))
+    for equation in reversed(equations):
+        if equation.effects or not used.isdisjoint(equation.outvars):
+            kept.append(equation)
+            used.update(atom for atom in equation.invars if not is_literal(atom))
     return kept[::-1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax
@@ -106,7 +106,7 @@ def why_not_plain(equation: Equation) -> str:
         return "it stands under compute_on or set_xla_metadata, which HLO text would lose"
     if _has_own_sharding(equation):
         return "it has an out_sharding, which is the partitioner's business"
-    if not all(_is_ordinary(variable.aval) for variable in (*equation.invars, *equation.outvars)):
+    if not _are_ordinary((*equation.invars, *equation.outvars)):
         return "its shapes are not static"
     return "it is a call with operations inside that must stay with JAX"
 
@@ -117,20 +117,17 @@ def is_chain(equation: Equation) -> bool:
 
 
 def _consists_of(equation: Equation, primitives: frozenset[str]) -> bool:
-    if equation.effects or _jax_compat.has_own_context(equation):
-        return False
     name = equation.primitive.name
-    if name in CALLS or name in DERIVATIVE_RULES:
+    is_call = name in CALLS or name in DERIVATIVE_RULES
+    if not (is_call or name in primitives) or equation.effects or _jax_compat.has_own_context(equation):
+        return False
+    if is_call:
         if name == "jit" and not _jax_compat.is_plain_jit(equation):
             return False
         return all(
             _consists_of(inner, primitives) for body in bodies(equation) for inner in _jax_compat.open_jaxpr(body).eqns
         )
-    return (
-        name in primitives
-        and not _has_own_sharding(equation)
-        and all(_is_ordinary(variable.aval) for variable in (*equation.invars, *equation.outvars))
-    )
+    return not _has_own_sharding(equation) and _are_ordinary(equation.invars) and _are_ordinary(equation.outvars)
 
 
 def _has_own_sharding(equation: Equation) -> bool:
@@ -138,8 +135,11 @@ def _has_own_sharding(equation: Equation) -> bool:
 
     Where every axis of the mesh is manual there is nothing to shard: JAX's transposed convolutions say so in shard_map.
     """
-    shardings = (equation.params.get(name) for name in _jax_compat.SHARDING_PARAMETERS)
-    return any(sharding is not None and not _is_manual(sharding) for sharding in shardings)
+    for name in _jax_compat.SHARDING_PARAMETERS:
+        sharding = equation.params.get(name)
+        if sharding is not None and not _is_manual(sharding):
+            return True
+    return False
 
 
 def _is_manual(sharding: Any) -> bool:
@@ -147,9 +147,17 @@ def _is_manual(sharding: Any) -> bool:
     return bool(types) and all(type == jax.sharding.AxisType.Manual for type in types)
 
 
-def _is_ordinary(aval: Any) -> bool:
-    """Whether a value is an array of static shape and of a type that HLO has (a typed random key is not)."""
-    return hasattr(aval, "shape") and all(isinstance(size, int) for size in aval.shape) and _is_hlo_type(aval.dtype)
+def _are_ordinary(atoms: Iterable[Any]) -> bool:
+    """Whether values are arrays of static shape and of a type that HLO has (a typed random key is not)."""
+    # Loops, because every value of a program comes by: generators would take as long again.
+    for atom in atoms:
+        aval = atom.aval
+        if not hasattr(aval, "shape") or not _is_hlo_type(aval.dtype):
+            return False
+        for size in aval.shape:
+            if not isinstance(size, int):
+                return False
+    return True
 
 
 @functools.cache

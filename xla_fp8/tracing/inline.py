@@ -52,7 +52,7 @@ def _inline(
     within: Equation | None = None,
 ) -> Iterator[Equation]:
     for equation in equations:
-        invars = substituted(equation.invars, substitution)
+        invars = substituted(equation.invars, substitution) if substitution else equation.invars
         info = equation.source_info if within is None else _jax_compat.equation_source_info(equation, within=within)
         body = next(bodies(equation), None) if wanted(equation) else None
         if body is not None and not getattr(body, "consts", ()):
@@ -61,7 +61,7 @@ def _inline(
             yield from _inline(inner.eqns, scope, wanted, equation.replace(source_info=info))
             substitution.update(zip(equation.outvars, substituted(inner.outvars, scope), strict=True))
         elif within is None:
-            yield equation.replace(invars=invars)
+            yield equation if invars == equation.invars else equation.replace(invars=invars)
         else:
             # The same body may be called again: each call gets variables of its own.
             outvars = [_jax_compat.fresh_variable(variable.aval) for variable in equation.outvars]
