@@ -7,7 +7,13 @@ import dataclasses
 from xla_fp8.hlo import HloComputation, HloInstruction, HloModule, Window
 from xla_fp8.hlo.attributes import format_int_list
 from xla_fp8.passes.base import Context, Pass, Refusal, rewritable_computations
-from xla_fp8.passes.convolution import CANONICAL_LABELS, dequantized_operands, match_backward_filter, unsupported_form
+from xla_fp8.passes.convolution import (
+    CANONICAL_LABELS,
+    dequantized_operands,
+    match_backward_filter,
+    takes_dilated_input,
+    unsupported_form,
+)
 from xla_fp8.passes.dequantization import Dequantized, Scale
 from xla_fp8.passes.sinking import sink_moves
 from xla_fp8.passes.values import (
@@ -54,7 +60,10 @@ class ConvCanonicalizer(Pass):
                 if convolution.parent is not computation or convolution.opcode != "convolution":
                     continue
                 operands = dequantized_operands(convolution)
-                if isinstance(operands, Refusal) or unsupported_form(convolution) or match_backward_filter(convolution):
+                may_dilate = takes_dilated_input(target, self.context.extended)
+                if isinstance(operands, Refusal) or unsupported_form(convolution, may_dilate):
+                    continue
+                if match_backward_filter(convolution):
                     continue
                 if self.context.fuel == 0:
                     break

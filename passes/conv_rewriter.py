@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from xla_fp8.hlo import HloComputation, HloInstruction, HloModule, Shape
-from xla_fp8.passes.base import Pass, rewritable_computations
+from xla_fp8.passes.base import Pass, Refusal, rewritable_computations
 from xla_fp8.passes.convolution import (
     FORWARD,
     WORKSPACE,
+    BackwardForm,
     backend_config,
+    dequantized_operands,
     match_backward_filter,
     match_backward_input,
+    takes_dilated_input,
 )
 from xla_fp8.passes.dequantization import fed_by_fp8
 from xla_fp8.target import Target
@@ -45,12 +48,16 @@ class ConvRewriter(Pass):
                     continue
                 if not self.context.consume_fuel():
                     return changed
-                self.rewrite(computation, convolution)
+                # Its filter is reversed already where the input is FP8: a backend may take it as it is.
+                as_it_is = takes_dilated_input(target, self.context.extended) and not isinstance(
+                    dequantized_operands(convolution), Refusal
+                )
+                form = (None if as_it_is else match_backward_input(convolution)) or match_backward_filter(convolution)
+                self.rewrite(computation, convolution, form)
                 changed = True
         return changed
 
-    def rewrite(self, computation: HloComputation, convolution: HloInstruction) -> None:
-        form = match_backward_input(convolution) or match_backward_filter(convolution)
+    def rewrite(self, computation: HloComputation, convolution: HloInstruction, form: BackwardForm | None) -> None:
         attributes = {}
         for name in ("window", "dim_labels", "feature_group_count"):
             if value := convolution.attr(name):

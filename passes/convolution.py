@@ -8,6 +8,7 @@ import json
 from xla_fp8.hlo import ConvolutionDimensionNumbers, HloInstruction, Shape, Window, WindowDimension
 from xla_fp8.passes.base import Refusal, described
 from xla_fp8.passes.dequantization import Dequantized, fed_by_fp8, filter_channel, find_dequantized
+from xla_fp8.target import Target
 
 FORWARD = "__cudnn$convForward"
 BACKWARD_INPUT = "__cudnn$convBackwardInput"
@@ -58,8 +59,12 @@ def dequantized_operands(convolution: HloInstruction) -> tuple[Dequantized, Dequ
     return found[0], found[1]
 
 
-def unsupported_form(convolution: HloInstruction) -> Refusal | None:
-    """Why a convolution has no forward FP8 form, whatever its operands are; None where it has one."""
+def unsupported_form(convolution: HloInstruction, may_dilate: bool) -> Refusal | None:
+    """Why a convolution has no forward FP8 form, whatever its operands are; None where it has one.
+
+    Args:
+        may_dilate: whether one over a dilated input is a form, for a backend to judge (`takes_dilated_input`).
+    """
     rank = convolution.dim_labels.spatial_rank
     shapes = [o.shape for o in convolution.operands] + [result_shape(convolution)]
 
@@ -79,7 +84,7 @@ def unsupported_form(convolution: HloInstruction) -> Refusal | None:
             "which no FP8 graph computes",
             "keep the cotangent of this convolution in high precision",
         )
-    if any(d.base_dilation != 1 for d in convolution.window):
+    if not may_dilate and any(d.base_dilation != 1 for d in convolution.window):
         return refuse(
             "transposed-convolution",
             "dilates its input (lhs_dilate): a transposed convolution, or the input gradient of a strided one; cuDNN's "
@@ -102,6 +107,11 @@ def unsupported_form(convolution: HloInstruction) -> Refusal | None:
             "compute it in float32, bfloat16 or float16",
         )
     return None
+
+
+def takes_dilated_input(target: Target, extended: bool) -> bool:
+    """Whether a backend is asked about convolutions over a dilated input: XLA's own graphs, cuDNN's, have none."""
+    return extended and target.supports is not None
 
 
 def result_shape(convolution: HloInstruction) -> Shape:

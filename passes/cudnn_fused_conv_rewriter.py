@@ -14,6 +14,7 @@ from xla_fp8.passes.convolution import (
     backend_config,
     dequantized_operands,
     result_shape,
+    takes_dilated_input,
     unsupported_form,
 )
 from xla_fp8.passes.dequantization import Dequantized, fed_by_fp8
@@ -93,7 +94,7 @@ class CudnnFusedConvRewriter(Pass):
                 "keep the cotangent of this convolution in high precision",
                 call,
             )
-        if refusal := unsupported_form(call):
+        if refusal := unsupported_form(call, takes_dilated_input(target, self.context.extended)):
             return refusal
         if call.opcode == "convolution":
             return Refusal(
@@ -104,7 +105,8 @@ class CudnnFusedConvRewriter(Pass):
                 call,
             )
         if reason := target.fp8_convolution_refusal():
-            return Refusal("target", reason, "compile for a newer target (--target), or update the library", call)
+            advice = "update the library, or compile for a newer device (--target, or target= in Python)"
+            return Refusal("target", reason, advice, call)
         if not self.context.extended:
             for operand in operands:
                 for scale in operand.scales:

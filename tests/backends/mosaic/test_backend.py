@@ -228,6 +228,30 @@ def test_jit_lowers_to_the_kernel() -> None:
     assert "stablehlo.convolution" not in text
 
 
+@pytest.mark.parametrize(("size", "stride", "image"), [(3, 2, 16), (3, 2, 15), (1, 2, 14), (4, 4, 16), (3, 1, 14)])
+def test_input_gradients_of_any_stride_lower_to_one_kernel(size: int, stride: int, image: int) -> None:
+    """The cotangent is quantized, so the gradient is an FP8 convolution over it; with a stride, over zeros too."""
+    w = np.zeros((size, size, 64, 96), jnp.float8_e4m3fn)
+
+    def forward(x: jax.Array, w: jax.Array) -> jax.Array:
+        numbers = ("NHWC", "HWIO", "NHWC")
+        return jax.lax.conv_general_dilated(x, w, (stride, stride), "SAME", dimension_numbers=numbers)
+
+    def gradient(dy: jax.Array, w: jax.Array, scale: jax.Array) -> jax.Array:
+        x = jnp.zeros((2, image, image, 64))
+        _, pull = jax.vjp(lambda x: forward(x, w.astype(jnp.float32)), x)
+        (dx,) = pull(dy.astype(jnp.float32) * scale)
+        return dx.astype(jnp.bfloat16)
+
+    out = -(-image // stride)
+    arguments = np.zeros((2, out, out, 96), jnp.float8_e4m3fn), w, np.float32(1)
+    text = text_for_cuda(gradient, *arguments)
+    assert text.count("custom_call @mosaic_gpu") == 1
+    assert "stablehlo.convolution" not in text
+    (entry,) = xla_fp8.jit(gradient).report(*arguments).rewritten
+    assert entry.graph == "1:[f32]conv();2:[bf16]scale(1);"
+
+
 def test_scan_and_vmap_lower_to_one_kernel() -> None:
     x, w, scale = ARGUMENTS
 
