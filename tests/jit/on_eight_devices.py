@@ -136,25 +136,29 @@ def test_gradient_under_shard_map() -> None:
         assert_close(transform(loss)(*args), wanted, rtol=1e-3)
 
 
+@jax.custom_vjp
+def fp8_conv(x: jax.Array, w: jax.Array) -> jax.Array:
+    return forward(x, w)[0]
+
+
+def forward(x: jax.Array, w: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    x8, w8 = quantize(x, 8.0), quantize(w, 16.0)
+    return wide_layer(x8, w8, 1 / 128), (x8, w8)
+
+
+def backward(saved: tuple[jax.Array, jax.Array], g: jax.Array) -> tuple[jax.Array, jax.Array]:
+    x8, w8 = saved
+    g = quantize(g, 1024.0).astype(jnp.float32) / 1024
+    _, pull = jax.vjp(conv, x8.astype(jnp.float32) / 8, w8.astype(jnp.float32) / 16)
+    dx, dw = pull(g)
+    return dx, dw
+
+
+fp8_conv.defvjp(forward, backward)
+
+
 def test_training_step_under_shard_map() -> None:
     """Data-parallel with replicated filters, JAX's default check_vma=True: pvary everywhere, out_sharding in grad."""
-
-    @jax.custom_vjp
-    def fp8_conv(x: jax.Array, w: jax.Array) -> jax.Array:
-        return forward(x, w)[0]
-
-    def forward(x: jax.Array, w: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-        x8, w8 = quantize(x, 8.0), quantize(w, 16.0)
-        return wide_layer(x8, w8, 1 / 128), (x8, w8)
-
-    def backward(saved: tuple[jax.Array, jax.Array], g: jax.Array) -> tuple[jax.Array, jax.Array]:
-        x8, w8 = saved
-        g = quantize(g, 1024.0).astype(jnp.float32) / 1024
-        _, pull = jax.vjp(conv, x8.astype(jnp.float32) / 8, w8.astype(jnp.float32) / 16)
-        dx, dw = pull(g)
-        return dx, dw
-
-    fp8_conv.defvjp(forward, backward)
     on = mesh(8)
 
     @functools.partial(jax.shard_map, mesh=on, in_specs=(P(), P("data")), out_specs=P())
@@ -211,3 +215,24 @@ def test_one_device_of_many(backend: Any) -> None:
     got = xla_fp8.jit(wide_layer, backend=backend)(*args)
     assert got.devices() == {jax.devices()[3]}
     assert_close(got, wide_layer(*tensors()))
+
+
+@pytest.mark.parametrize("backend", BACKENDS, ids=lambda b: b.name)
+def test_training_step_with_a_sharded_batch(backend: Any) -> None:
+    """As above, but split by the partitioner: transposed convolutions have an out_sharding over automatic axes."""
+
+    def loss(ws: list[jax.Array], x: jax.Array) -> jax.Array:
+        for w in ws:
+            x = jax.nn.relu(fp8_conv(x, w))
+        return jnp.mean(x)
+
+    rng, on = np.random.default_rng(0), mesh(8)
+    ws = [jnp.asarray(rng.normal(size=(3, 3, 4, 4)), jnp.float32) for _ in range(2)]
+    x = jnp.asarray(rng.normal(size=(16, 6, 6, 4)), jnp.float32)
+    wanted = jax.jit(jax.value_and_grad(loss))(ws, x)
+    split = jax.device_put(ws, NamedSharding(on, P())), jax.device_put(x, NamedSharding(on, P("data")))
+    step = xla_fp8.jit(jax.value_and_grad(loss), backend=backend)
+    assert len(step.report(*split).rewritten) == 3, "two convolutions and the input gradient of the second"
+    compiled = step.lower(*split).compile()
+    assert collectives(compiled).keys() == {"all-reduce"}, "nothing but loss and gradients is exchanged"
+    assert_close(compiled(*split), wanted, rtol=1e-4)

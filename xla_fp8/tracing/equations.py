@@ -133,18 +133,25 @@ def _consists_of(equation: Equation, primitives: frozenset[str]) -> bool:
 def _has_own_sharding(equation: Equation) -> bool:
     """Whether an operation says how its result is sharded: the partitioner's business, not the matcher's.
 
-    Where every axis of the mesh is manual there is nothing to shard: JAX's transposed convolutions say so in shard_map.
+    JAX's transposed convolutions always have a sharding. Over axes that are all manual (in shard_map) there is nothing
+    to shard; over automatic ones, which none but the partitioner may name, it says nothing.
     """
     for name in _jax_compat.SHARDING_PARAMETERS:
         sharding = equation.params.get(name)
-        if sharding is not None and not _is_manual(sharding):
+        if sharding is not None and not _says_nothing(sharding):
             return True
     return False
 
 
-def _is_manual(sharding: Any) -> bool:
-    types = sharding.mesh.axis_types if isinstance(sharding, jax.sharding.NamedSharding) else ()
-    return bool(types) and all(type == jax.sharding.AxisType.Manual for type in types)
+def _says_nothing(sharding: Any) -> bool:
+    if not isinstance(sharding, jax.sharding.NamedSharding):
+        return False
+    types = sharding.mesh.axis_types
+    named = [axes for axes in sharding.spec if axes is not None]
+    return bool(types) and (
+        all(type == jax.sharding.AxisType.Manual for type in types)
+        or (not named and all(type != jax.sharding.AxisType.Explicit for type in types))
+    )
 
 
 def _are_ordinary(atoms: Iterable[Any]) -> bool:
