@@ -1,4 +1,4 @@
-"""How calls run inside programs on a GPU: CUDA graphs, threads, donation, memory, JAX's own cache, many devices."""
+"""How calls run inside programs on a GPU: CUDA graphs, threads, donation, memory, JAX's own cache."""
 
 from __future__ import annotations
 
@@ -7,16 +7,14 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import xla_fp8
 from xla_fp8.backends.cudnn import device_context, device_properties, plans, support
@@ -24,6 +22,9 @@ from xla_fp8.backends.cudnn.backend import CudnnBackend, Plan
 from xla_fp8.backends.example_calls import graph_call
 from xla_fp8.backends.inputs import random_inputs
 from xla_fp8.target import Target
+
+if TYPE_CHECKING:  # other processes run this file too, and know no tests
+    from tests.hopper.conftest import Check
 
 pytestmark = pytest.mark.hopper
 
@@ -197,7 +198,7 @@ def chain_arguments(batch: int = 4) -> list[jax.Array]:
     ]
 
 
-def test_jit_runs_the_backend(check: Callable[..., None]) -> None:
+def test_jit_runs_the_backend(check: Check) -> None:
     arguments = chain_arguments()
     function = xla_fp8.jit(quantized_chain, backend="cudnn")
     text = function.lower(*arguments).as_text()
@@ -205,11 +206,11 @@ def test_jit_runs_the_backend(check: Callable[..., None]) -> None:
     with jax.default_device(jax.devices("cpu")[0]):
         expected = jax.jit(quantized_chain)(*map(np.asarray, arguments))
     outputs = function(*arguments)
-    check.compare(list(map(np.asarray, expected)), list(map(np.asarray, outputs)), "jit")  # type: ignore[attr-defined]
+    check.same(list(map(np.asarray, expected)), list(map(np.asarray, outputs)), "jit")
 
 
 @pytest.mark.parametrize("spatial", [2, 3])
-def test_what_cudnn_cannot_run_runs_in_bf16(spatial: int, check: Callable[..., None]) -> None:
+def test_what_cudnn_cannot_run_runs_in_bf16(spatial: int, check: Check) -> None:
     """Depthwise, in two and three dimensions: never an error."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(2, *[8] * spatial, 32)).astype(jnp.float8_e4m3fn)
@@ -230,33 +231,4 @@ def test_what_cudnn_cannot_run_runs_in_bf16(spatial: int, check: Callable[..., N
     with jax.default_device(jax.devices("cpu")[0]):
         expected = jax.jit(depthwise)(x, w, np.float32(0.5))
     outputs = xla_fp8.jit(depthwise, backend="cudnn")(x, w, jnp.float32(0.5))
-    check.compare(list(map(np.asarray, expected)), list(map(np.asarray, outputs)), "depthwise")  # type: ignore[attr-defined]
-
-
-def test_two_devices_give_the_numbers_of_one() -> None:
-    """A batch-sharded training step; no activation is gathered."""
-    if len(jax.devices()) < 2:
-        pytest.skip("needs two GPUs")
-    x, w, scales, bias = chain_arguments(batch=8)
-    filter_ = w.astype(jnp.float32)
-
-    def step(filter_: jax.Array, x: jax.Array, bias: jax.Array) -> tuple[jax.Array, jax.Array]:
-        def loss(filter_: jax.Array) -> tuple[jax.Array, jax.Array]:
-            w8 = jnp.clip(filter_, -448, 448).astype(jnp.float8_e4m3fn)
-            y, amax = quantized_chain(x, w8, scales, bias)
-            return jnp.mean(y.astype(jnp.float32) ** 2) + jnp.sum(filter_**2) * 1e-4, amax
-
-        (value, amax), gradient = jax.value_and_grad(loss, has_aux=True)(filter_)
-        return filter_ - 0.1 * gradient, jnp.stack([value, amax])
-
-    function = xla_fp8.jit(step, backend="cudnn")
-    single = function(filter_, x, bias)
-    mesh = Mesh(np.array(jax.devices()[:2]), ("batch",))
-    sharded = jax.device_put(x, NamedSharding(mesh, PartitionSpec("batch")))
-    replicated = [jax.device_put(a, NamedSharding(mesh, PartitionSpec())) for a in (filter_, bias)]
-    compiled = function.lower(replicated[0], sharded, replicated[1]).compile()
-    for name in ("all-gather", "all-to-all"):
-        assert name not in compiled.as_text()
-    double = compiled(replicated[0], sharded, replicated[1])
-    for a, b in zip(single, double, strict=True):
-        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-4, atol=1e-5)
+    check.same(list(map(np.asarray, expected)), list(map(np.asarray, outputs)), "depthwise")

@@ -10,6 +10,8 @@ from typing import Any
 
 from xla_fp8.backends.cudnn.errors import CudnnError
 
+_CAPTURE_MODE_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
+
 
 @functools.cache
 def _driver() -> Any:
@@ -30,6 +32,9 @@ def _check(status: int, what: str) -> None:
 def current(ordinal: int) -> Iterator[None]:
     """Within it, what asks CUDA for the current device gets number `ordinal`, in the context that XLA uses too.
 
+    XLA may be recording a CUDA graph on this thread, when a plan is first needed on a device. CUDA then refuses what
+    building takes (memory, modules), unless the thread says that it is no part of the graph: it does so here.
+
     Raises CudnnError where there is no driver or no such device.
     """
     driver = _driver()
@@ -38,9 +43,12 @@ def current(ordinal: int) -> Iterator[None]:
     _check(driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device), "cuDevicePrimaryCtxRetain")
     try:
         _check(driver.cuCtxPushCurrent_v2(context), "cuCtxPushCurrent")
+        mode = ctypes.c_int(_CAPTURE_MODE_RELAXED)
+        driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))  # swaps it with the thread's
         try:
             yield
         finally:
+            driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
             driver.cuCtxPopCurrent_v2(ctypes.byref(popped))
     finally:
         driver.cuDevicePrimaryCtxRelease_v2(device)
