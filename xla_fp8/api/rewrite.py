@@ -64,8 +64,9 @@ def rewrite(
     Where the rewriting itself fails, a `FallbackWarning` says why and `fn` runs as it is. `XLA_FP8_REPORT=1` prints the
     report to stderr each time a function is traced; `XLA_FP8_DUMP_DIR=dir` writes each region's HLO before and after.
     """
-    tell = functools.partial(_tell, fn, report)
-    options = make_options(passes=passes, target=target, backend=backend, strict=strict, tell=tell)
+    tell = functools.partial(_tell, report, name_of(fn))
+    tell_transformed = functools.partial(_tell, report, f"{name_of(fn)}, after a transformation")
+    options = make_options(passes=passes, target=target, backend=backend, strict=strict, tell=tell_transformed)
     flat_functions = functools.lru_cache(maxsize=256)(functools.partial(FlatFunction, fn))
     told: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -135,9 +136,9 @@ def _printing() -> bool:
     return os.environ.get("XLA_FP8_REPORT", "") not in ("", "0")
 
 
-def _tell(fn: Callable[..., Any], callback: ReportCallback | None, report: Report) -> None:
+def _tell(callback: ReportCallback | None, what: str, report: Report) -> None:
     if _printing():
-        sys.stderr.write(f"xla_fp8: {name_of(fn)}\n{report}")
+        sys.stderr.write(f"xla_fp8: {what}\n{report}")
     if callback is not None:
         callback(report)
 

@@ -20,6 +20,7 @@ from xla_fp8.tracing.equations import (
     CHAIN,
     CONTRACTIONS,
     DERIVATIVE_RULES,
+    RULES,
     Equation,
     Jaxpr,
     bodies,
@@ -42,7 +43,7 @@ class Hooks:
     Attributes:
         make_region: makes a region's equation of its closed jaxpr, inputs and outputs, and an equation to take the
             source from.
-        rewrite_rule: given a custom_vjp equation, returns it with its derivative rule rewritten.
+        rewrite_rule: given a custom_vjp or custom_vmap equation, returns it with its rule rewritten.
         refuse: told of each FP8 convolution or dot that must stay with JAX.
     """
 
@@ -60,7 +61,7 @@ def cut(jaxpr: Jaxpr, hooks: Hooks) -> Jaxpr:
     inlined = list(inline_calls(inner.eqns, substitution))
     outvars = substituted(inner.outvars, substitution)
     equations = [
-        hooks.rewrite_rule(equation) if equation.primitive.name == "custom_vjp_call" else equation
+        hooks.rewrite_rule(equation) if equation.primitive.name in RULES else equation
         for equation in _without_unused(inlined, outvars)  # vjp leaves primal convolutions behind that nobody reads
     ]
     flow = DataFlow(equations)

@@ -44,6 +44,8 @@ off), custom partitioning, Pallas and FFI calls, random keys, and whatever a lat
 
 CALLS = frozenset({"jit", "closed_call", "core_call", "eval_jaxpr"})
 DERIVATIVE_RULES = frozenset({"custom_jvp_call", "custom_vjp_call"})
+RULES = frozenset({"custom_vjp_call", "custom_vmap_call"})
+"""Equations with a function of the user's that takes their place under a transformation, and is rewritten then."""
 
 BODIES: dict[str, tuple[str, ...]] = {
     "jit": ("jaxpr",),
@@ -58,6 +60,7 @@ BODIES: dict[str, tuple[str, ...]] = {
     "shard_map": ("jaxpr",),
     "custom_jvp_call": ("call_jaxpr",),
     "custom_vjp_call": ("call_jaxpr",),
+    "custom_vmap_call": ("call",),
 }
 """Where an equation that stays holds jaxprs that are rewritten in turn."""
 

@@ -59,7 +59,7 @@ def cut_jaxpr(jaxpr: Jaxpr, options: Options) -> Jaxpr:
             raise NotRewrittenError(f"strict=True, and under a transformation of the function {message}")
         warnings.warn(f"xla_fp8: {message}", FallbackWarning, stacklevel=2)
 
-    return cut(jaxpr, Hooks(make_region, lambda equation: _with_cut_rule(equation, options), refuse))
+    return cut(jaxpr, Hooks(make_region, lambda equation: _with_cut_rules(equation, options), refuse))
 
 
 def evaluate(jaxpr: Jaxpr, options: Options, arguments: Sequence[Any]) -> list[Any]:
@@ -190,17 +190,39 @@ for _primitive in (region_p, opaque_region_p):
 _jax_compat.require_devices_during_lowering(opaque_region_p)
 
 
-# custom_vjp
+# custom_vjp and custom_vmap
 
 
-def _with_cut_rule(equation: Equation, options: Options) -> Equation:
+def _with_cut_rules(equation: Equation, options: Options) -> Equation:
+    """An equation whose rules are rewritten when a transformation calls them."""
+    if equation.primitive.name == "custom_vjp_call":
+        return _with_cut_derivative(equation, options.transformed)
+    rule = functools.partial(_batch_as_told, equation.params["rule"], options.transformed)
+    return equation.replace(params={**equation.params, "rule": rule})
+
+
+def _batch_as_told(rule: Any, options: Options, size: int, are_batched: Any, *arguments: Any) -> tuple[Any, Any]:
+    """What the rule of a custom_vmap returns: a tree of results, and a tree of whether each is batched."""
+    are_results_batched: list[Any] = []
+
+    def traced(*values: Any) -> Any:
+        results, are = rule(size, are_batched, *values)
+        are_results_batched.append(are)
+        return results
+
+    jaxpr, shapes = jax.make_jaxpr(traced, return_shape=True)(*arguments)
+    results = evaluate(jaxpr, options, jax.tree.leaves(arguments))
+    return jax.tree.unflatten(jax.tree.structure(shapes), results), are_results_batched[-1]
+
+
+def _with_cut_derivative(equation: Equation, options: Options) -> Equation:
     """A custom_vjp equation whose forward and backward functions are rewritten when somebody differentiates."""
     params = dict(equation.params)
     forward, backward = params["fwd_jaxpr_thunk"], params["bwd"]
 
     def cut_forward(*nonzeros: Any) -> tuple[Any, ...]:
         jaxpr, *rest = forward.call_wrapped(*nonzeros)
-        return (cut_jaxpr(jaxpr, options.transformed), *rest)
+        return (cut_jaxpr(jaxpr, options), *rest)
 
     def cut_backward(*arguments: Any) -> Any:
         return _evaluate_backward(backward, options, arguments)

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 
@@ -11,14 +15,30 @@ from xla_fp8.backends.registry import platform_name
 from xla_fp8.errors import XlaFp8Error
 from xla_fp8.report import Entry, PassTiming, Report
 from xla_fp8.target import Target
-from xla_fp8.tracing.cut import DataFlow
-from xla_fp8.tracing.equations import CONTRACTIONS, Equation, Jaxpr, bodies, why_not_plain
+from xla_fp8.tracing.equations import (
+    CHAIN,
+    CONTRACTIONS,
+    Equation,
+    Jaxpr,
+    Variable,
+    is_fp8,
+    is_literal,
+    is_plain,
+    why_not_plain,
+)
 from xla_fp8.tracing.errors import NotRewrittenError
+from xla_fp8.tracing.nested import Body, nested
 from xla_fp8.tracing.options import Options
 from xla_fp8.tracing.region import is_region
 from xla_fp8.tracing.rewriting import rewritten
 
 _OPS = {"conv_general_dilated": "convolution", "dot_general": "dot"}
+_CARRIERS = frozenset({"sharding_constraint", "reshard", "optimization_barrier", "name", "device_put", "all_gather"})
+"""What hands on a tensor as it is and yet must stay with JAX, so that no region reaches beyond it."""
+_DEQUANTIZE_BESIDE = (
+    "dequantize next to the convolution: in the same body (of a scan, cond, shard_map, checkpoint, ...), and behind "
+    "sharding constraints and barriers"
+)
 
 
 def report_of(jaxpr: Jaxpr, options: Options, platform: str | None = None) -> Report:
@@ -28,9 +48,9 @@ def report_of(jaxpr: Jaxpr, options: Options, platform: str | None = None) -> Re
         platform: what to lower for; JAX's default where None.
     """
     platform = platform or jax.default_backend()
-    report = Report(target=str(options.target or Target.default()))
-    _collect(jaxpr, options, platform_name(platform), report)
-    return report
+    walk = _Walk(Report(target=str(options.target or Target.default())), platform_name(platform))
+    walk.collect(jaxpr, {}, "")
+    return walk.report
 
 
 def check_strict(report: Report) -> None:
@@ -45,36 +65,126 @@ def check_strict(report: Report) -> None:
     )
 
 
-def _collect(jaxpr: Jaxpr, options: Options, platform: str, report: Report) -> None:
-    equations = _jax_compat.open_jaxpr(jaxpr).eqns
-    flow = DataFlow(equations)
-    for i, equation in enumerate(equations):
-        if is_region(equation):
-            _collect_region(equation, platform, report)
-        elif equation.primitive.name in CONTRACTIONS:
-            report.refused.append(_outside(equation, flow.is_seed(i)))
-        for body in bodies(equation):
-            _collect(body, options, platform, report)
+class _Walk:
+    """A walk over the equations of a jaxpr, which adds to a report.
 
+    Names count over the whole report: each region has a conv_general_dilated.1 of its own.
+    """
 
-def _collect_region(equation: Equation, platform: str, report: Report) -> None:
-    jaxpr, options, family = (equation.params[name] for name in ("jaxpr", "options", "family"))
-    try:
-        region = rewritten(jaxpr, options, platform, family=family).report
-    except XlaFp8Error as error:
-        report.refused.append(
-            dataclasses.replace(
-                _outside(equation, True),
-                reason=f"the passes failed: {error}",
-                advice="this is a bug of xla_fp8: the region runs as plain JAX",
-                rule="failed",
-            )
+    def __init__(self, report: Report, platform: str) -> None:
+        self.report = report
+        self.platform = platform
+        self.names: Counter[str] = Counter()
+
+    def collect(self, jaxpr: Jaxpr, fed: Mapping[Variable, str], inside: str) -> list[str | None]:
+        """Reports a jaxpr.
+
+        Args:
+            fed: inputs that are dequantized FP8 tensors → where they are dequantized, e.g. "outside of the scan".
+            inside: the primitive that keeps the jaxpr from being rewritten; "" where it is.
+
+        Returns:
+            For each output that is a dequantized FP8 tensor, where it is dequantized.
+        """
+        inner = _jax_compat.open_jaxpr(jaxpr)
+        origins = {**dict.fromkeys(filter(_is_fp8, (*inner.constvars, *inner.invars)), ""), **fed}
+        for equation in inner.eqns:
+            name = equation.primitive.name
+            found = [origins[atom] for atom in equation.invars if _is_in(atom, origins)]
+            origin = max(found, key=bool, default=None)  # what is beside the convolution is not what hinders
+            if is_region(equation):
+                self._region(equation, any(_is_in(a, origins) and not _is_fp8(a) for a in equation.invars))
+                origins.update(dict.fromkeys(filter(_is_fp8, equation.outvars), ""))
+                continue
+            if name in CONTRACTIONS:
+                self._add([self._outside(equation, origin, inside)])
+            if name in CHAIN | _CARRIERS and origin is not None:
+                reached = origin if name in CHAIN else f"before the {name} that it goes through"
+                origins.update(dict.fromkeys(equation.outvars, reached))
+            for body in nested(equation):
+                results = self.collect(
+                    body.jaxpr, _into(body, origins, name), inside or (name if body.is_opaque else "")
+                )
+                if len(results) == len(equation.outvars):
+                    pairs = zip(equation.outvars, results, strict=True)
+                    origins.update({v: f"inside of the {name}" for v, result in pairs if result is not None})
+            origins.update(dict.fromkeys(filter(_is_fp8, equation.outvars), ""))
+        return [origins[atom] if _is_in(atom, origins) else None for atom in inner.outvars]
+
+    def _region(self, equation: Equation, is_fed_from_outside: bool) -> None:
+        jaxpr, options, family = (equation.params[name] for name in ("jaxpr", "options", "family"))
+        try:
+            region = rewritten(jaxpr, options, self.platform, family=family).report
+        except XlaFp8Error as error:
+            entry = self._outside(equation, "", "")
+            reason, advice = f"the passes failed: {error}", "this is a bug of xla_fp8: the region runs as plain JAX"
+            self._add([dataclasses.replace(entry, reason=reason, advice=advice, rule="failed")])
+            return
+        entries = [*region.rewritten, *region.refused]
+        if is_fed_from_outside:
+            entries = [
+                dataclasses.replace(e, advice=_DEQUANTIZE_BESIDE) if e.rule == "operand-not-fp8" else e for e in entries
+            ]
+        self._add(entries)
+        self.report.changed |= region.changed
+        self.report.timings = _added(self.report.timings, region.timings)
+
+    def _add(self, entries: list[Entry]) -> None:
+        """Adds entries whose names are those of one module."""
+        names = {}
+        for entry in sorted(entries, key=lambda entry: _number(entry.instruction)):
+            base = entry.instruction.partition(".")[0]
+            self.names[base] += 1
+            names[entry.instruction] = f"{base}.{self.names[base]}"
+        for entry in entries:
+            reason = re.sub(r"[\w.-]*\w", lambda match: names.get(match[0], match[0]), entry.reason)
+            renamed = dataclasses.replace(entry, instruction=names[entry.instruction], reason=reason)
+            (self.report.rewritten if entry.graph is not None else self.report.refused).append(renamed)
+
+    def _outside(self, equation: Equation, origin: str | None, inside: str) -> Entry:
+        """The entry of a convolution or dot that no region has, or of a region that failed.
+
+        Args:
+            origin: where what feeds it is dequantized; None where nothing is.
+            inside: as of `collect`.
+        """
+        name = equation.primitive.name
+        entry = Entry(
+            instruction=name,
+            op=_OPS.get(name, "convolution"),
+            source=_jax_compat.equation_source(equation),
+            is_fp8=origin is not None,
         )
-        return
-    report.rewritten += region.rewritten
-    report.refused += region.refused
-    report.changed |= region.changed
-    report.timings = _added(report.timings, region.timings)
+        if origin is None:
+            return dataclasses.replace(entry, rule="not-fp8", reason="no FP8 tensor feeds it")
+        if inside:
+            reason, advice = f"it stands inside of a {inside}, which is left as it is", f"move it out of the {inside}"
+            return dataclasses.replace(entry, rule="not-plain", reason=reason, advice=advice)
+        if not is_plain(equation):
+            reason, advice = why_not_plain(equation), "keep it free of these"
+            return dataclasses.replace(entry, rule="not-plain", reason=reason, advice=advice)
+        reason = f"what feeds it is dequantized {origin}"
+        return dataclasses.replace(entry, rule="dequantized-elsewhere", reason=reason, advice=_DEQUANTIZE_BESIDE)
+
+
+def _into(body: Body, origins: Mapping[Variable, str], name: str) -> dict[Variable, str]:
+    """The inputs of a body that are dequantized outside of it."""
+    pairs = zip(_jax_compat.open_jaxpr(body.jaxpr).invars, body.arguments, strict=False)
+    return {v: f"outside of the {name}" for v, atom in pairs if _is_in(atom, origins) and not _is_fp8(atom)}
+
+
+def _is_in(atom: Any, origins: Mapping[Variable, str]) -> bool:
+    return not is_literal(atom) and atom in origins
+
+
+def _is_fp8(variable: Variable) -> bool:
+    return is_fp8(variable.aval)
+
+
+def _number(name: str) -> int:
+    """Of "conv_general_dilated.3" the 3: JAX numbers in program order."""
+    suffix = name.rpartition(".")[2]
+    return int(suffix) if suffix.isdigit() else 0
 
 
 def _added(timings: list[PassTiming], more: list[PassTiming]) -> list[PassTiming]:
@@ -84,16 +194,3 @@ def _added(timings: list[PassTiming], more: list[PassTiming]) -> list[PassTiming
         old = sums.get(timing.name, PassTiming(timing.name, 0.0, 0))
         sums[timing.name] = PassTiming(timing.name, old.seconds + timing.seconds, old.rewrites + timing.rewrites)
     return list(sums.values())
-
-
-def _outside(equation: Equation, fed: bool) -> Entry:
-    """The entry of a convolution or dot that no region has, or of a region that failed."""
-    return Entry(
-        instruction=equation.primitive.name,
-        op=_OPS.get(equation.primitive.name, "convolution"),
-        source=_jax_compat.equation_source(equation),
-        reason=why_not_plain(equation) if fed else "no FP8 tensor feeds it",
-        advice="keep it free of these" if fed else "",
-        is_fp8=fed,
-        rule="not-fp8" if not fed else "not-plain",
-    )
