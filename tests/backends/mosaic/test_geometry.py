@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any
 
 import jax
@@ -39,7 +40,7 @@ def store_box(tensor: Array, start: tuple[int, ...], box: Array) -> None:
 
 
 def implicit_gemm(geometry: Geometry, input: Array, filter: Array) -> Array:
-    """The kernel in numpy: both consumers of every tile, over every step; the sum of the splits."""
+    """The kernel in numpy: all blocks of a cluster, both consumers of every tile, every step; the sum of the splits."""
     p, c = geometry.problem, geometry.config
     view = input
     if geometry.strided:
@@ -51,8 +52,8 @@ def implicit_gemm(geometry: Geometry, input: Array, filter: Array) -> Array:
     # As the kernel stores it, 32 channels at a time: with phases, a view of rows and columns that were rounded up.
     stored = np.full(geometry.store_shape(32), np.nan).reshape(c.splits, *geometry.padded_output_shape(32))
     view_by_phases = stored.reshape(geometry.store_shape(32))
-    for tile in range(geometry.tiles):
-        origin = geometry.origin(tile)
+    for tile, rank in itertools.product(range(geometry.tiles), range(c.cluster)):
+        origin = geometry.origin(tile, rank)
         sums = np.zeros((c.tile_pixels, c.tile_features))
         for number in range(geometry.steps(origin)):
             step = geometry.step(number, origin)
@@ -66,7 +67,7 @@ def implicit_gemm(geometry: Geometry, input: Array, filter: Array) -> Array:
             weights = copy_box(taps, (origin.k, step.tap, step.c), (c.tile_features, 1, c.tile_channels))
             sums += pixels.reshape(c.tile_pixels, -1) @ weights.reshape(c.tile_features, -1).T
         half = c.warpgroup_pixels
-        for warpgroup in range(2):
+        for warpgroup in range(c.tile_pixels // half):
             start = geometry.warpgroup_origin(origin, warpgroup)
             part = sums[warpgroup * half : (warpgroup + 1) * half].reshape(*geometry.warpgroup_box(), c.tile_features)
             if not geometry.phased:
@@ -174,6 +175,26 @@ def test_splits_share_the_steps(splits: int) -> None:
     geometry = Geometry(problem, Config(1, 8, 16, tile_features=32, tile_channels=32, stages=4, splits=splits))
     assert geometry.steps(geometry.origin(0)) * splits == 18
     np.testing.assert_array_equal(implicit_gemm(geometry, input, filter), convolution(problem, input, filter))
+
+
+@pytest.mark.parametrize("share", ["filter", "input"])
+@pytest.mark.parametrize("pingpong", [False, True])
+@pytest.mark.parametrize("name", ["odd sizes", "stride 2, odd sizes", "1x1", "gradient of stride 2, odd sizes"])
+def test_blocks_of_a_cluster_share_the_tiles(name: str, pingpong: bool, share: Any) -> None:
+    problem = PROBLEMS[name]
+    rng = np.random.default_rng(4)
+    input = rng.integers(-4, 5, problem.input_shape).astype(np.float32)
+    filter = rng.integers(-4, 5, problem.filter_shape).astype(np.float32)
+    config = Config(1, 8, 16, 32, 32, 4, pingpong=pingpong, cluster=2, share=share)
+    geometry = Geometry(problem, config)
+    np.testing.assert_array_equal(implicit_gemm(geometry, input, filter), convolution(problem, input, filter))
+    for tile in range(geometry.tiles):
+        first, second = geometry.origin(tile, 0), geometry.origin(tile, 1)
+        assert first.phase == second.phase
+        if share == "filter":
+            assert first.k == second.k
+        else:
+            assert (first.n, first.h, first.w) == (second.n, second.h, second.w)
 
 
 def test_flattening_keeps_a_1x1_convolution_and_nothing_else() -> None:

@@ -13,6 +13,7 @@ import functools
 import itertools
 import math
 from collections.abc import Iterator
+from typing import Literal
 
 from xla_fp8.backends.mosaic.problem import MAX_COPY_EXTENT, Problem
 
@@ -68,6 +69,13 @@ class Config:
             multiplications of the other; 0 leaves it to chance. Less than `stages`; for kernels without `promote`.
         columns: output channels that the epilogue works on at a time; 0 is as many as a 128-byte row holds.
         side_slots: column blocks of one side tensor in flight at most, for each consumer.
+        pingpong: each consumer has whole tiles of its own, every second one, and runs its epilogue while the other
+            multiplies. Otherwise both share each tile, and the tensor core rests during their epilogues. For kernels
+            without `promote`, where one consumer alone does not keep the tensor core busy.
+        cluster: blocks that take neighbouring tiles at a time and share what these have in common: each copies a part
+            of it to all.
+        share: what that is. Tiles with different pixels share the "filter", tiles with different output channels the
+            "input".
         splits: parts into which the reduction of each tile is cut, so that a small output keeps the whole machine busy.
             The kernel then stores f32 sums, and XLA adds them and runs the epilogue. Divides the number of steps.
     """
@@ -85,6 +93,9 @@ class Config:
     lead: int = 0
     columns: int = 0
     side_slots: int = 4
+    pingpong: bool = False
+    cluster: int = 1
+    share: Literal["filter", "input"] = "filter"
 
     @property
     def tile_pixels(self) -> int:
@@ -94,7 +105,7 @@ class Config:
     @property
     def warpgroup_pixels(self) -> int:
         """Rows of one consumer."""
-        return self.tile_pixels // CONSUMERS
+        return self.tile_pixels if self.pingpong else self.tile_pixels // CONSUMERS
 
     @property
     def accumulator_registers(self) -> int:
@@ -118,9 +129,12 @@ class Config:
         lead = f" lead {self.lead}" if self.lead else ""
         columns = f" columns {self.columns}" if self.columns else ""
         slots = f" slots {self.side_slots}" if self.side_slots != 4 else ""
+        schedule = " pingpong" if self.pingpong else ""
+        cluster = f" cluster {self.cluster} {self.share}" if self.cluster > 1 else ""
         return (
             f"pixels {tile} features {self.tile_features} channels {self.tile_channels} "
             f"stages {self.stages} delay {self.delay}{promote}{splits}{lead}{columns}{slots}"
+            f"{schedule}{cluster}"
         )
 
 
@@ -159,7 +173,7 @@ class Footprint:
 
     def staging_bytes(self, config: Config) -> int:
         """Bytes for both consumers."""
-        column = config.tile_pixels * self.columns(config)
+        column = CONSUMERS * config.warpgroup_pixels * self.columns(config)
         outputs = self.staging_slots(config) * sum(self.output_sizes)
         sides = self.side_slots(config) * sum(self.side_sizes)
         vector = -(-4 * CONSUMERS * config.tile_features // _ALIGNMENT) * _ALIGNMENT

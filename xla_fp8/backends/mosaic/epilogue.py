@@ -99,8 +99,8 @@ class Epilogue:
         self, sums: jax.Array, sides: Sequence[jax.Array]
     ) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
         """The epilogue on whole arrays, in XLA, where the kernel only stores sums: the tensors, and the amaxes."""
-        tensors, magnitudes = self.evaluate(sums, lambda i: sides[i].astype(jnp.float32), store=_saturating)
-        return tensors, tuple(jnp.max(magnitude) for magnitude in magnitudes)
+        tensors, magnitudes, factors = self.evaluate(sums, lambda i: sides[i].astype(jnp.float32), store=_saturating)
+        return tensors, tuple(jnp.max(block) * factor for block, factor in zip(magnitudes, factors, strict=True))
 
     def evaluate(
         self,
@@ -108,7 +108,7 @@ class Epilogue:
         side: Callable[[int], jax.Array],
         store: Callable[[jax.Array, Any], jax.Array] = lambda value, dtype: value.astype(dtype),
         reciprocal: Unary = lambda value: 1.0 / value,
-    ) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
+    ) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...], tuple[jax.Array | float, ...]]:
         """Computes a block.
 
         Args:
@@ -118,7 +118,9 @@ class Epilogue:
             reciprocal: of values of at least 1, infinity included.
 
         Returns:
-            The tensors to store, each in its type, and for each amax the f32 block whose largest value it is.
+            The tensors to store, each in its type; for each amax an f32 block, and a factor of 0 or more. The amax is
+            the largest value of all blocks times the factor: scales need not be multiplied in element by element, as
+            max |a s| = |s| max |a|, rounded or not.
         """
         values: dict[int, _Value] = {self.graph.nodes[0].uid: _Value(accumulator)}
         used = iter(range(len(self.sides)))
@@ -130,7 +132,9 @@ class Epilogue:
         tensors = tuple(
             store(values[node.uid].plain(), dtype) for node, dtype in zip(stored, self.output_dtypes, strict=True)
         )
-        return tensors, tuple(jnp.abs(values[node.uid].plain()) for node in self.graph if node.op == "amax")
+        seen = [values[node.uid] for node in self.graph if node.op == "amax"]
+        factors = tuple(1.0 if value.scale is None else jnp.abs(value.scale) for value in seen)
+        return tensors, tuple(jnp.abs(value.block) for value in seen), factors
 
 
 @dataclasses.dataclass(frozen=True)

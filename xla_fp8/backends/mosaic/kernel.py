@@ -47,6 +47,12 @@ from xla_fp8.backends.mosaic.geometry import Geometry, Index, Origin
 from xla_fp8.backends.mosaic.problem import Problem
 
 _PRODUCER = CONSUMERS
+_RANK = "rank"
+"""The name of the axis of blocks within a cluster."""
+
+_MAXIMA = 8
+"""Columns in which a consumer keeps the largest values of each row: 8 is the least that the layout of sums has."""
+
 _PRODUCER_REGISTERS = 40
 _CONSUMER_REGISTERS = 232
 
@@ -81,21 +87,23 @@ def convolve(
 def _run(
     geometry: Geometry, epilogue: Epilogue, blocks: int, input: jax.Array, filter: jax.Array, sides: Sequence[jax.Array]
 ) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
-    problem = geometry.problem
-    blocks = min(blocks, geometry.tiles)
-    kernel = _Kernel(geometry, epilogue, blocks)
+    problem, cluster = geometry.problem, geometry.config.cluster
+    clusters = min(blocks // cluster, geometry.tiles)
+    kernel = _Kernel(geometry, epilogue, clusters)
     shape = geometry.store_shape(kernel.columns)
     tensors = [
         jax.ShapeDtypeStruct(shape, dtype)  # type: ignore[no-untyped-call]
         for dtype in epilogue.output_dtypes
     ]
-    maximum = jax.ShapeDtypeStruct((blocks * CONSUMERS,), jnp.float32)  # type: ignore[no-untyped-call]
+    maximum = jax.ShapeDtypeStruct((clusters * cluster * CONSUMERS,), jnp.float32)  # type: ignore[no-untyped-call]
     maxima = [maximum] * epilogue.amax_count
     run = plgpu.kernel(
         functools.partial(kernel.entry, input.dtype, filter.dtype),
         out_type=[*tensors, *maxima],
-        grid=(blocks,),
-        grid_names=("block",),
+        grid=(clusters,),
+        grid_names=("cluster",),
+        cluster=(cluster,) if cluster > 1 else (),
+        cluster_names=(_RANK,) if cluster > 1 else (),
         num_threads=CONSUMERS + 1,
         thread_name="warpgroup",
         compiler_params=plgpu.CompilerParams(approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Lane),
@@ -145,11 +153,11 @@ def _pad_to(shape: Sequence[int], array: jax.Array) -> jax.Array:
 class _Kernel:
     """What is fixed for one kernel, and its parts in the order in which they run."""
 
-    def __init__(self, geometry: Geometry, epilogue: Epilogue, blocks: int) -> None:
+    def __init__(self, geometry: Geometry, epilogue: Epilogue, clusters: int) -> None:
         self.geometry = geometry
         self.config = geometry.config
         self.epilogue = epilogue
-        self.blocks = blocks
+        self.clusters = clusters
         footprint = epilogue.footprint
         self.columns = footprint.columns(self.config)
         self.column_blocks = self.config.tile_features // self.columns
@@ -171,14 +179,22 @@ class _Kernel:
             output_smem=[self.column_smem(self.staging_slots, dtype) for dtype in self.epilogue.output_dtypes],
             side_smem=[self.column_smem(self.side_slots, dtype) for dtype in self.epilogue.tensor_dtypes],
             vector_smem=[plgpu.SMEM((CONSUMERS, c.tile_features), jnp.float32) for _ in self.epilogue.vectors],
-            full=plgpu.Barrier(num_arrivals=2, num_barriers=c.stages),
-            empty=plgpu.Barrier(num_arrivals=CONSUMERS, num_barriers=c.stages),
+            full=plgpu.Barrier(num_arrivals=2, num_barriers=c.stages * (CONSUMERS if c.pingpong else 1)),
+            empty=self.empty_barriers(),
             side_full=plgpu.Barrier(num_arrivals=tensors, num_barriers=consumers) if tensors else None,
             vector_full=plgpu.Barrier(num_arrivals=vectors, num_barriers=CONSUMERS) if vectors else None,
             turn=plgpu.Barrier() if self.epilogue.amax_count else None,
             ahead=plgpu.Barrier() if c.lead else None,
             collective_axes="warpgroup",
         )
+
+    def empty_barriers(self) -> Any:
+        """One for each stage. A stage that the blocks of a cluster fill together is empty when all have read it."""
+        c = self.config
+        readers = 1 if c.pingpong else CONSUMERS
+        if c.cluster == 1:
+            return plgpu.Barrier(num_arrivals=readers, num_barriers=c.stages)
+        return plgpu.ClusterBarrier(collective_axes=(_RANK,), num_arrivals=readers, num_barriers=c.stages)
 
     def column_smem(self, slots: int, dtype: Any) -> Any:
         """Blocks of `columns` output channels for each consumer and slot."""
@@ -205,24 +221,35 @@ class _Kernel:
         input_gmem, filter_gmem, *rest = gmem
         side_gmem, result_gmem = rest[:count], rest[count:]
         (input_tiled, input_flat), (filter_tiled, filter_flat) = input_smem, filter_smem
-        block, warpgroup = lax.axis_index("block"), lax.axis_index("warpgroup")
-        my_tiles = lax.div(self.geometry.tiles - block + self.blocks - 1, self.blocks)
+        cluster, warpgroup = lax.axis_index("cluster"), lax.axis_index("warpgroup")
+        my_tiles = lax.div(self.geometry.tiles - cluster + self.clusters - 1, self.clusters)
 
         @pl.when(warpgroup == _PRODUCER)
         def _() -> None:
             plgpu.set_max_registers(_PRODUCER_REGISTERS, action="decrease")
-            self.produce(block, my_tiles, input_gmem, filter_gmem, input_flat, filter_flat, full, empty)
+            self.produce(my_tiles, input_gmem, filter_gmem, input_flat, filter_flat, full, empty)
 
         @pl.when(warpgroup < _PRODUCER)
         def _() -> None:
             plgpu.set_max_registers(_CONSUMER_REGISTERS, action="increase")
             multiply = functools.partial(self.multiply, warpgroup, input_tiled, filter_tiled, full, empty, ahead)
             sides = _Sides(self, warpgroup, side_gmem, side_smem, side_full, vector_smem, vector_full)
-            self.consume(block, warpgroup, my_tiles, multiply, sides, result_gmem, output_smem, turn)
+            self.consume(warpgroup, my_tiles, multiply, sides, result_gmem, output_smem, turn)
+
+    def origin(self, i: jax.Array) -> Origin:
+        """Where tile `i` of this block starts."""
+        rank = lax.axis_index(_RANK) if self.config.cluster > 1 else 0
+        return self.geometry.origin(lax.axis_index("cluster") + i * self.clusters, rank)
+
+    def full_index(self, stage: jax.Array, consumer: jax.Array) -> jax.Array:
+        """Which barrier says that a stage is full.
+
+        A consumer with tiles of its own has its own barriers: it has to wait on a barrier every time or never.
+        """
+        return consumer * self.config.stages + stage if self.config.pingpong else stage
 
     def produce(
         self,
-        block: jax.Array,
         my_tiles: jax.Array,
         input_gmem: Any,
         filter_gmem: Any,
@@ -233,10 +260,12 @@ class _Kernel:
     ) -> None:
         """Copies the operands of every step of every tile into the stages, in order, as they become free."""
         c, geometry = self.config, self.geometry
+        input_to, filter_to = (_RANK if c.cluster > 1 and c.share == shared else None for shared in ("input", "filter"))
 
         def tile(i: jax.Array, first: jax.Array) -> jax.Array:
-            origin = geometry.origin(block + i * self.blocks)
+            origin = self.origin(i)
             steps = geometry.steps(origin)
+            consumer = lax.rem(i, CONSUMERS)
 
             @pl.loop(0, steps)
             def _(j: jax.Array) -> None:
@@ -252,18 +281,25 @@ class _Kernel:
                 rows = (pl.ds(box.n, c.tile_images), pl.ds(box.h, c.tile_height))
                 parity = (box.parity,) if geometry.strided else ()
                 pixels = (*rows, *parity, pl.ds(box.w, c.tile_width), pl.ds(box.c, c.tile_channels))
-                plgpu.copy_gmem_to_smem(input_gmem.at[pixels], input_flat.at[stage], full.at[stage])
+                ready = full.at[self.full_index(stage, consumer)]
+                plgpu.copy_gmem_to_smem(input_gmem.at[pixels], input_flat.at[stage], ready, collective_axes=input_to)
                 features = (pl.ds(origin.k, c.tile_features), step.tap, pl.ds(step.c, c.tile_channels))
-                plgpu.copy_gmem_to_smem(filter_gmem.at[features], filter_flat.at[stage], full.at[stage])
+                plgpu.copy_gmem_to_smem(
+                    filter_gmem.at[features], filter_flat.at[stage], ready, collective_axes=filter_to
+                )
 
             after: jax.Array = first + steps
             return after
 
-        lax.fori_loop(0, my_tiles, tile, jnp.int32(0))
+        total = lax.fori_loop(0, my_tiles, tile, jnp.int32(0))
+        if c.cluster > 1:
+            # A block must not end while another may still signal its barriers or write into its stages.
+            @pl.loop(lax.max(total - c.stages, 0), total)
+            def _(ordinal: jax.Array) -> None:
+                plgpu.barrier_wait(empty.at[lax.rem(ordinal, c.stages)])
 
     def consume(
         self,
-        block: jax.Array,
         warpgroup: jax.Array,
         my_tiles: jax.Array,
         multiply: Callable[[jax.Array, Index], tuple[jax.Array, ...]],
@@ -272,13 +308,15 @@ class _Kernel:
         output_smem: Sequence[Any],
         turn: Any,
     ) -> None:
-        """Computes this consumer's half of every tile."""
+        """Computes this consumer's half of every tile, or every second tile."""
         geometry, epilogue = self.geometry, self.epilogue
         output_gmem, amax_gmem = result_gmem[: len(epilogue.outputs)], result_gmem[len(epilogue.outputs) :]
 
-        def tile(i: jax.Array, carry: tuple[jax.Array, tuple[jax.Array, ...]]) -> tuple[Any, ...]:
-            first_step, maxima = carry
-            whole = geometry.origin(block + i * self.blocks)
+        def tile(i: jax.Array, carry: tuple[jax.Array, Any, Any]) -> tuple[Any, ...]:
+            first_step, maxima, factors = carry
+            if pingpong:
+                i = CONSUMERS * i + warpgroup
+            whole = self.origin(i)
             origin = geometry.warpgroup_origin(whole, warpgroup)
             steps = geometry.steps(whole)
             sides.fetch_vectors(origin)
@@ -291,7 +329,7 @@ class _Kernel:
             for q in range(self.column_blocks):
                 first = q * self.columns
                 piece, column = divmod(first, self.config.piece_features)
-                tensors, magnitudes = epilogue.evaluate(
+                tensors, magnitudes, factors = epilogue.evaluate(
                     pieces[piece][:, column : column + self.columns], sides.reader(q), reciprocal=_reciprocal
                 )
                 maxima = tuple(
@@ -301,13 +339,20 @@ class _Kernel:
                 self.store(q, tensors, origin, warpgroup, output_smem, output_gmem)
                 if q + self.side_slots < self.column_blocks:
                     sides.fetch(origin, q + self.side_slots)
-            return first_step + steps, maxima
+            others = geometry.steps(self.origin(i + 1)) if pingpong else 0
+            return first_step + steps + others, maxima, tuple(map(jnp.float32, factors))
 
-        rows = plgpu.Layout.WGMMA.reduce(1)
-        nothing = plgpu.layout_cast(jnp.zeros((self.config.warpgroup_pixels,), jnp.float32), rows)
-        _, maxima = lax.fori_loop(0, my_tiles, tile, (jnp.int32(0), (nothing,) * epilogue.amax_count))
+        pingpong = self.config.pingpong
+        first_step: Any = jnp.int32(0)
+        if pingpong:
+            # The second consumer begins behind the first tile of the first.
+            first_step = jnp.where(warpgroup == 0, 0, geometry.steps(self.origin(jnp.int32(0))))
+            my_tiles = lax.div(my_tiles + 1 - warpgroup, CONSUMERS)
+        nothing = plgpu.layout_cast(jnp.zeros((self.config.warpgroup_pixels, _MAXIMA), jnp.float32), plgpu.Layout.WGMMA)
+        initial = (first_step, (nothing,) * epilogue.amax_count, (jnp.float32(1),) * epilogue.amax_count)
+        _, maxima, factors = lax.fori_loop(0, my_tiles, tile, initial)
         if maxima:
-            self.write_maxima(block, warpgroup, maxima, amax_gmem, turn)
+            self.write_maxima(warpgroup, maxima, factors, amax_gmem, turn)
         plgpu.wait_smem_to_gmem(0)
 
     # The reduction
@@ -331,13 +376,13 @@ class _Kernel:
         """
         c = self.config
         shape = (c.warpgroup_pixels, c.piece_features)
-        mine = pl.ds(warpgroup * c.warpgroup_pixels, c.warpgroup_pixels)
+        mine = pl.ds(0 if c.pingpong else warpgroup * c.warpgroup_pixels, c.warpgroup_pixels)
 
         def await_stage(j: jax.Array) -> tuple[jax.Array, jax.Array]:
             """Waits for the operands of step `j`; returns its ordinal among all steps of the block, and its stage."""
             ordinal = first_step + j
             stage = lax.rem(ordinal, c.stages)
-            plgpu.barrier_wait(full.at[stage])
+            plgpu.barrier_wait(full.at[self.full_index(stage, warpgroup)])
             return ordinal, stage
 
         def start(accumulator: Any, stage: jax.Array, piece: int = 0) -> None:
@@ -458,9 +503,9 @@ class _Kernel:
 
     def write_maxima(
         self,
-        block: jax.Array,
         warpgroup: jax.Array,
         maxima: Sequence[jax.Array],
+        factors: Sequence[jax.Array | float],
         amax_gmem: Sequence[Any],
         turn: Any,
     ) -> None:
@@ -471,8 +516,11 @@ class _Kernel:
         """
 
         def write() -> None:
-            for gmem, values in zip(amax_gmem, maxima, strict=True):
-                gmem[block * CONSUMERS + warpgroup] = values.max()
+            block = lax.axis_index("cluster") * self.config.cluster
+            if self.config.cluster > 1:
+                block += lax.axis_index(_RANK)
+            for gmem, values, factor in zip(amax_gmem, maxima, factors, strict=True):
+                gmem[block * CONSUMERS + warpgroup] = values.max(axis=1).max() * factor
 
         @pl.when(warpgroup == 0)
         def _() -> None:
@@ -495,13 +543,20 @@ class _Kernel:
         return inside
 
     def largest(self, block: jax.Array, origin: Origin, first: int, inside: jax.Array | None) -> jax.Array:
-        """The largest value of each row of a block, without what lies outside the output."""
+        """The largest values of each row of a block, without what lies outside the output.
+
+        `_MAXIMA` of them, a few for each thread: between threads, maxima are taken once at the very end.
+        """
         features = self.geometry.problem.features
         if features % self.config.tile_features:
             column = plgpu.broadcasted_iota(jnp.int32, block.shape, 1, layout=plgpu.Layout.WGMMA)
             block = jnp.where(column < features - origin.k - first, block, 0.0)
-        largest = block.max(axis=1)
-        return largest if inside is None else jnp.where(inside, largest, 0.0)
+        while block.shape[1] > _MAXIMA:
+            half = block.shape[1] // 2
+            block = jnp.maximum(block[:, :half], block[:, half:])
+        if inside is None:
+            return block
+        return jnp.where(lax.broadcast_in_dim(inside, block.shape, (0,)), block, 0.0)
 
 
 class _Sides:

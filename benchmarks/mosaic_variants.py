@@ -1,0 +1,177 @@
+"""Schedules of the Mosaic kernel side by side on a Hopper GPU: who shares a tile, what a cluster shares.
+
+    PYTHONPATH=. python3 benchmarks/mosaic_variants.py --out variants.json [--budget-seconds 120] [--only 64x64,7x7]
+    PYTHONPATH=. python3 benchmarks/mosaic_variants.py --dry-run     # no GPU: lowers for cuda, measures nothing
+
+For each shape and epilogue the first config is the yardstick: the results of all others must equal its results bit for
+bit, as each output is the same sum in the same order (`same` in the table is the share that is equal); on the first two
+shapes its own results are compared with the reference. Times are device-bound, as in `mosaic_session.py`. A config that
+hangs is recorded, and the process starts over without it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import dataclasses
+import json
+import math
+import pathlib
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from benchmarks import mosaic_session as base
+from xla_fp8.backends.mosaic import configs
+from xla_fp8.backends.mosaic.configs import Config
+from xla_fp8.backends.mosaic.epilogue import Epilogue, epilogue_of
+from xla_fp8.backends.mosaic.problem import Problem, problem_of
+
+CASES: dict[str, tuple[tuple[int, ...], int, tuple[int, int], int, int]] = {
+    # Name: input size, channels, window, features, stride.
+    "odd": ((5, 13, 19), 160, (3, 3), 176, 1),
+    "odd-wide": ((3, 30, 31), 256, (3, 3), 384, 1),
+    "64x64-256": ((32, 64, 64), 256, (3, 3), 256, 1),
+    "56x56-64": ((64, 56, 56), 64, (3, 3), 64, 1),
+    "28x28-128": ((64, 28, 28), 128, (3, 3), 128, 1),
+    "28x28-512-128-1x1": ((64, 28, 28), 512, (1, 1), 128, 1),
+    "14x14-512": ((64, 14, 14), 512, (3, 3), 512, 1),
+    "32x32-1024": ((16, 32, 32), 1024, (3, 3), 1024, 1),
+    "sdxl": ((1, 64, 64), 1280, (3, 3), 1280, 1),
+    "sd2/64": ((2, 64, 64), 320, (3, 3), 320, 1),
+    "7x7-512": ((64, 7, 7), 512, (3, 3), 512, 1),
+    "56x56-256-1x1": ((64, 56, 56), 256, (1, 1), 256, 1),
+}
+EPILOGUES = {
+    "odd": ("amax", "bias-silu-residual"),
+    "odd-wide": ("amax",),
+    "64x64-256": ("scale", "amax", "bias-relu-residual-fp8", "bias-silu-residual"),
+}
+SMALL = ("odd", "odd-wide")
+"""Only checked, not timed."""
+
+
+def case_of(name: str, epilogue: str) -> base.Case:
+    size, channels, window, features, stride = CASES[name]
+    return base.Case(name, size, channels, window, features, stride=stride, **base.EPILOGUES[epilogue])
+
+
+def variants(problem: Problem, epilogue: Epilogue) -> Iterator[Config]:
+    """The heuristic's choice; then schedules and clusters for tiles of several sizes."""
+    footprint = epilogue.footprint
+    first = configs.generate(problem, footprint)[0]
+    yield first
+    if configs._may_lead(problem, first):
+        yield from (dataclasses.replace(first, lead=lead) for lead in (2, 3) if lead < first.stages)
+    tiles = [(256, 128, False), (128, 256, False), (128, 128, True), (64, 256, True)]
+    if problem.features % 128 or problem.pixels < 1 << 14:
+        tiles += [(128, 64, True)]
+        tiles += [(256, 64, True)] if problem.features % 128 else []
+    if problem.features % 160 == 0:
+        tiles = [(256, 160, False), (128, 128, True), (128, 160, True)]
+    for pixels, features, pingpong in tiles:
+        if features > problem.features:
+            continue
+        box = configs._boxes(problem, pixels)[0]
+        for cluster, share in ((1, "filter"), (2, "filter"), (2, "input")):
+            if share == "input" and (problem.features <= features or features < 128):
+                continue
+            bare = Config(
+                *(*box, features, first.tile_channels, 0),
+                pingpong=pingpong,
+                cluster=cluster,
+                share=share,  # type: ignore[arg-type]
+            )
+            config = configs._with_stages(bare, footprint)
+            if config is not None:
+                yield config
+                if (
+                    (pixels, features, pingpong) == (128, 128, True)
+                    and share == "filter"
+                    and features * 2 == problem.features
+                ):
+                    yield from (dataclasses.replace(config, delay=delay) for delay in (0, 2))
+
+
+def run(session: base.Session, name: str, epilogue: str) -> None:
+    case = case_of(name, epilogue)
+    problem, chain = problem_of(case.call), epilogue_of(case.call)
+    assert isinstance(problem, Problem)
+    assert isinstance(chain, Epilogue)
+    chosen = list(dict.fromkeys(variants(problem, chain)))
+    print(f"{name} {epilogue}", flush=True)
+    if session.dry:
+        for config in chosen:
+            try:
+                base.lower(case.backend.lower(case.call, config), base.shapes_of(case), True)
+                print(f"    {configs.shared_memory(config, chain.footprint):7} bytes  {config}", flush=True)
+            except Exception as error:
+                print(f"    ERROR {config}: {base.short(error)}", flush=True)
+        return
+    keys = {config: f"{name}/{epilogue}/{config}" for config in chosen}
+    chosen = [chosen[0], *(c for c in chosen[1:] if keys[c] not in session.entries)]
+    data = base.Inputs.of(case)
+    arguments = (data.inputs, *data.rest)
+    futures = {}
+    for config in chosen:
+        try:
+            function = base.inner_times(case.backend.lower(case.call, config))
+            lowered = base.lower(function, base.data_shapes(data), False)
+            futures[config] = session.pool.submit(lowered.compile)
+        except Exception as error:
+            session.record(keys[config], {"ok": False, "error": base.short(error)})
+            print(f"    ERROR in lowering {config}: {base.short(error)}", flush=True)
+    if name in SMALL:
+        whole = base.lower(case.backend.lower(case.call, chosen[0]), base.shapes_of(case), False)
+        base.check(session, case, session.pool.submit(whole.compile))
+    concurrent.futures.wait(futures.values())
+    expected: list[np.ndarray[Any, Any]] | None = None
+    for config, future in futures.items():
+        session.start(keys[config])
+        try:
+            executable = future.result()
+            got = [np.asarray(array).reshape(-1).view(np.uint8) for array in jax.tree.leaves(executable(*arguments)[0])]
+            if expected is None:
+                expected = got
+            same = min(float(np.mean(a == b)) for a, b in zip(got, expected, strict=True))
+            us = math.nan if name in SMALL else 1e6 * base.seconds_a_call(executable, arguments)
+        except Exception as error:
+            session.record(keys[config], {"ok": False, "error": base.short(error)})
+            print(f"    ERROR {config}: {base.short(error)}", flush=True)
+            continue
+        session.record(keys[config], {"ok": same == 1.0, "us": us, "same": same})
+        print(f"    {us:8.1f} us {case.flops / us / 1e6:6.0f} TF/s  same {same:.6f}  {config}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("mosaic_variants.json"))
+    parser.add_argument("--done", type=pathlib.Path, help="results of an earlier run, not to be measured again")
+    parser.add_argument("--budget-seconds", type=float, default=120)
+    parser.add_argument("--only", default="", help="comma-separated parts of shape/epilogue names")
+    parser.add_argument("--dry-run", action="store_true", help="lower for cuda on this machine and measure nothing")
+    options = parser.parse_args()
+    base.HANG_SECONDS = 20
+    entries = json.loads(options.done.read_text()) if options.done and options.done.exists() else {}
+    with concurrent.futures.ThreadPoolExecutor(12) as pool:
+        deadline = time.monotonic() + options.budget_seconds
+        session = base.Session(options.out, deadline, options.dry_run, entries, pool)
+        if not options.dry_run:
+            threading.Thread(target=session.watch, daemon=True).start()
+        for name in CASES:
+            for epilogue in EPILOGUES.get(name, ("scale",)):
+                wanted = [part for part in options.only.split(",") if part]
+                if wanted and not any(part in f"{name}/{epilogue}" for part in wanted):
+                    continue
+                if session.time_left < 5:
+                    print(f"no time left for {name} {epilogue}")
+                    continue
+                run(session, name, epilogue)
+
+
+if __name__ == "__main__":
+    main()
