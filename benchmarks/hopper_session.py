@@ -1,11 +1,20 @@
-"""One session on a Hopper GPU with the cuDNN backend: install, validate, benchmark, and a summary at the end.
+"""One session on Hopper GPUs: install, validate, random graphs, two devices, jit end to end; a report at the end.
 
-    python benchmarks/hopper_session.py --out OUT [--seconds 560] [--earlier DIR] [--seeds 0:60]
+    python3 benchmarks/hopper_session.py --out OUT [--seconds 560] [--seeds 0:500] [--only STEP,STEP] [--earlier DIR]
 
-Installs what is in .wheels/ (no network is needed) and the project, runs one tiny convolution, then tests/hopper in
-four processes, then benchmarks/conv.py. Every outcome is in OUT as soon as there is one; `--earlier DIR` (the OUT of a
-session before) continues: what passed or was measured there is not run again. Stops in time for `--seconds`.
-`--plugin NAME` is a pytest plugin, to try the session on another machine.
+Installs what is in .wheels/ (no network is needed) and the project, then, while there is time:
+
+    smoke     three small convolutions, else nothing more is run
+    devices   tests/hopper/test_two_devices.py, where there are two GPUs
+    test      tests of the cudnn backend in parallel processes, spread over the GPUs, with the random graphs of --seeds
+    running   what measures threads, memory and CUDA graphs, alone
+    mosaic    tests of the mosaic backend in parallel processes (only when --only names it)
+    jit       benchmarks/hopper_jit.py
+    bench     benchmarks/conv.py (only when --only names it)
+
+OUT gets few files: results.jsonl (a line for each test as soon as it is over), validation.md, session.log,
+logs.tar.gz, hopper_jit.json, bench.json. `--earlier DIR` (the OUT of a session before) continues: what passed there is
+not run again, and both are in the report. `--plugin NAME` is a pytest plugin, to try the session on another machine.
 """
 
 from __future__ import annotations
@@ -14,13 +23,19 @@ import argparse
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tarfile
+import tempfile
 import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-SHARDS = 4
+STEPS = ("install", "smoke", "devices", "test", "running", "mosaic", "jit", "bench")
+DEFAULT = "install,smoke,devices,test,running,jit"
+CALLS = ["tests/hopper/test_cudnn_values.py", "tests/hopper/test_cudnn.py"]
+MOSAIC = ["tests/hopper/test_mosaic.py"]
 _SMOKE = "test_the_smallest or (test_every_op and (relu or bias))"
 
 
@@ -30,17 +45,27 @@ class Session:
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.out: Path = arguments.out.resolve()
         self.out.mkdir(parents=True, exist_ok=True)
-        self.earlier = sorted(arguments.earlier.resolve().glob("*.jsonl")) if arguments.earlier else []
-        self.earlier_bench = arguments.earlier.resolve() / "bench/results.json" if arguments.earlier else None
-        self.seeds: str = arguments.seeds
+        self.logs = Path(tempfile.mkdtemp(prefix="hopper_session"))
+        self.results = self.out / "results.jsonl"
+        self.earlier = [arguments.earlier.resolve() / "results.jsonl"] if arguments.earlier else []
+        self.processes: int = arguments.processes or max(2, min(16, (os.cpu_count() or 4) // 2))
         self.plugin: str | None = arguments.plugin
-        self.end = time.monotonic() + arguments.seconds
+        self.gpus = max(1, len(list(Path("/dev").glob("nvidia[0-9]*"))))
+        self.begin = time.monotonic()
+        self.end = self.begin + arguments.seconds
 
     @property
     def left(self) -> float:
         return self.end - time.monotonic()
 
-    def install(self) -> None:
+    def say(self, text: str) -> None:
+        print(text, flush=True)
+        with (self.out / "session.log").open("a") as log:
+            log.write(text + "\n")
+
+    # The steps.
+
+    def install(self) -> bool:
         wheels = sorted(map(str, (ROOT / ".wheels").glob("*.whl")))
         missing = any(
             importlib.util.find_spec(name) is None for name in ("cudnn", "jax_tvm_ffi", "pytest", "hypothesis")
@@ -48,78 +73,56 @@ class Session:
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
         if wheels and missing:
             self.run("wheels", [*pip, *wheels], 120)
-        self.run("project", [*pip, "--no-build-isolation", str(ROOT)], 120)
+        return self.run("project", [*pip, "--no-build-isolation", str(ROOT)], 120) == 0
 
     def smoke(self) -> bool:
-        """Whether one tiny convolution runs: else the rest would only fail slowly."""
-        return (
-            self.run("smoke", self.pytest("-k", _SMOKE, "-x", "--tb=short"), 120, self.environment("smoke", 100)) == 0
-        )
+        """Whether three small convolutions run: else the rest would only fail slowly."""
+        return self.run("smoke", self.pytest(["tests/hopper/test_cudnn.py"], "-k", _SMOKE, "-x"), 120) == 0
 
-    def test(self, share: float) -> None:
-        """tests/hopper: what runs calls in parallel processes, then what measures memory and threads alone."""
-        seconds = self.left * share
-        files = [
-            (f"test{shard}", ["tests/hopper/test_cudnn.py"], {"XLA_FP8_SHARD": f"{shard}/{SHARDS}"})
-            for shard in range(SHARDS)
-        ]
-        started = [
-            (
-                name,
-                self.start(name, self.pytest(*paths, "--tb=line"), {**self.environment(name, seconds * 0.75), **more}),
-            )
-            for name, paths, more in files
-        ]
+    def devices(self) -> None:
+        if self.gpus > 1 or self.plugin:
+            self.run("devices", self.pytest(["tests/hopper/test_two_devices.py"]), 150)
+        else:
+            self.say("--- devices: there is one GPU; the tests of two are not run")
+
+    def shards(self, what: str, paths: list[str], seeds: str, seconds: float) -> None:
+        """Tests in parallel processes, each with its share of them and one of the GPUs."""
+        started = []
+        for shard in range(self.processes):
+            environment = {
+                "XLA_FP8_SHARD": f"{shard}/{self.processes}",
+                "XLA_FP8_SECONDS": f"{seconds:.0f}",
+                "XLA_FP8_SEEDS": seeds,
+                "CUDA_VISIBLE_DEVICES": str(shard % self.gpus),
+            }
+            started.append((f"{what}{shard}", self.start(f"{what}{shard}", self.pytest(paths), environment)))
         for name, process in started:
-            self.wait(name, process, seconds * 0.75 + 30)
-        rest = max(30.0, seconds * 0.25)
-        self.run(
-            "running",
-            self.pytest("tests/hopper/test_running.py", "--tb=short"),
-            rest + 30,
-            self.environment("running", rest),
-        )
+            self.wait(name, process, seconds + 30, lines=1)
+
+    def running(self) -> None:
+        seconds = min(self.left, 150)
+        more = {"XLA_FP8_SECONDS": f"{seconds - 20:.0f}"}
+        self.run("running", self.pytest(["tests/hopper/test_running.py"]), seconds, more)
+
+    def jit(self) -> None:
+        seconds = min(self.left - 5, 150)
+        command = [sys.executable, "benchmarks/hopper_jit.py", "--out", str(self.out / "hopper_jit.json")]
+        command += ["--dry-run"] if self.plugin else ["--budget-seconds", f"{seconds - 30:.0f}"]
+        self.run("jit", command, seconds, lines=40)
 
     def bench(self) -> None:
-        command = [
-            sys.executable,
-            "benchmarks/conv.py",
-            "--out",
-            str(self.out / "bench"),
-            "--seconds",
-            f"{self.left - 60:.0f}",
-        ]
-        if self.earlier_bench and self.earlier_bench.exists():
-            command += ["--resume", str(self.earlier_bench)]
-        if self.plugin:
-            command.append("--tiny")
-        self.run("bench", command, self.left)
+        folder = self.logs / "bench"
+        command = [sys.executable, "benchmarks/conv.py", "--out", str(folder), "--seconds", f"{self.left - 30:.0f}"]
+        self.run("bench", command + (["--tiny"] if self.plugin else []), self.left, lines=30)
+        if (folder / "results.json").exists():
+            shutil.copy(folder / "results.json", self.out / "bench.json")
 
-    def pytest(self, *arguments: str) -> list[str]:
-        paths = [] if any(a.startswith("tests/") for a in arguments) else ["tests/hopper"]
+    # Processes.
+
+    def pytest(self, paths: list[str], *arguments: str) -> list[str]:
         plugin = ["-p", self.plugin] if self.plugin else []
-        return [
-            sys.executable,
-            "-P",
-            "-m",
-            "pytest",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            "-m",
-            "hopper",
-            *plugin,
-            *paths,
-            *arguments,
-        ]
-
-    def environment(self, name: str, seconds: float) -> dict[str, str]:
-        return {
-            "XLA_FP8_RESULTS": str(self.out / f"{name}.jsonl"),
-            "XLA_FP8_EARLIER": ":".join(map(str, self.earlier)),
-            "XLA_FP8_SECONDS": f"{seconds:.0f}",
-            "XLA_FP8_SEEDS": self.seeds,
-        }
+        options = ["-q", "--tb=short", "-p", "no:cacheprovider", "-m", "hopper", *plugin]
+        return [sys.executable, "-P", "-m", "pytest", *options, *paths, *arguments]
 
     def start(self, name: str, command: list[str], more: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
         environment = {
@@ -127,42 +130,62 @@ class Session:
             "PIP_BREAK_SYSTEM_PACKAGES": "1",
             # Several processes share the device, and free memory is measured.
             "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
-            "XLA_FP8_CACHE_DIR": str(self.out / "cache"),
+            "XLA_FP8_CACHE_DIR": str(self.logs / "cache"),
+            "XLA_FP8_RESULTS": str(self.results),
+            "XLA_FP8_EARLIER": ":".join(map(str, self.earlier)),
             **(more or {}),
         }
-        with (self.out / f"{name}.log").open("wb") as log:
+        with (self.logs / f"{name}.log").open("wb") as log:
             return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT)
 
-    def wait(self, name: str, process: subprocess.Popen[bytes], seconds: float) -> int:
+    def wait(self, name: str, process: subprocess.Popen[bytes], seconds: float, lines: int = 3) -> int:
+        """The exit status; a process that takes longer than `seconds`, or than the session has, is ended: 124."""
         try:
             status = process.wait(max(1.0, min(seconds, self.left)))
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
             status = 124
-        lines = (self.out / f"{name}.log").read_text(errors="replace").strip().splitlines()
-        print(f"--- {name}: status {status}, {self.left:.0f} s left", flush=True)
-        print("\n".join(line[:300] for line in lines[-(25 if status else 3) :]), flush=True)
+        shown = (self.logs / f"{name}.log").read_text(errors="replace").strip().splitlines()
+        self.say(f"--- {name}: status {status}, {time.monotonic() - self.begin:.0f} s gone, {self.left:.0f} s left")
+        self.say("\n".join(line[:240] for line in shown[-lines:]))
+        self.keep_logs()
         return status
 
-    def run(self, name: str, command: list[str], seconds: float, more: dict[str, str] | None = None) -> int:
-        return self.wait(name, self.start(name, command, more), seconds)
+    def run(
+        self, name: str, command: list[str], seconds: float, more: dict[str, str] | None = None, lines: int = 3
+    ) -> int:
+        return self.wait(name, self.start(name, command, more), seconds, lines)
 
-    def summary(self) -> None:
+    def keep_logs(self) -> None:
+        """All logs in one file, under another name until it is whole: the session may be ended at any time."""
+        temporary = self.logs / "logs.tar.gz"
+        with tarfile.open(temporary, "w:gz") as tar:
+            for path in sorted(self.logs.glob("*.log")):
+                tar.add(path, path.name)
+        shutil.copy(temporary, self.out / ".logs.tar.gz")
+        os.replace(self.out / ".logs.tar.gz", self.out / "logs.tar.gz")
+
+    def summary(self, command: str) -> None:
+        found = [path for path in (*self.earlier, self.results) if path.exists()]
+        if not found:
+            return
+        report = [sys.executable, "benchmarks/validation_report.py", *map(str, found), "--command", command]
+        done = subprocess.run(report, cwd=ROOT, capture_output=True, text=True, check=False)
+        (self.out / "validation.md").write_text(done.stdout or done.stderr)
         results = {}
-        for path in (*self.earlier, *sorted(self.out.glob("*.jsonl"))):
+        for path in found:
             for line in path.read_text().splitlines():
                 result = json.loads(line)
-                results[result["test"]] = result
+                if "test" in result:
+                    results[result["test"]] = result
         failed = [result for result in results.values() if result["outcome"] == "failed"]
-        print(f"=== {sum(r['outcome'] == 'passed' for r in results.values())} passed, {len(failed)} failed")
-        for result in failed[:40]:
-            reason = next((x for x in reversed(result["message"].splitlines()) if x.strip()), "")
-            print(f"FAILED {result['test']}: {reason[:220]}")
-        for path in (self.out / "bench").glob("results.json"):
-            import conv
-
-            print(conv.table(json.loads(path.read_text())["rows"], ["cudnn"]))
+        skipped = sum(result["outcome"] == "skipped" for result in results.values())
+        passed = len(results) - len(failed) - skipped
+        self.say(f"=== {passed} passed, {len(failed)} failed, {skipped} skipped; {time.monotonic() - self.begin:.0f} s")
+        for result in failed[:60]:
+            reason = next((line for line in result["message"].splitlines()[::-1] if line.strip()), "")
+            self.say(f"FAILED {result['test']}: {reason.strip()[:200]}")
 
 
 def main() -> None:
@@ -170,22 +193,41 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=560)
     parser.add_argument("--earlier", type=Path)
-    parser.add_argument("--only", default="install,smoke,test,bench")
-    parser.add_argument("--seeds", default="0:60")
+    parser.add_argument("--only", default=DEFAULT)
+    parser.add_argument("--seeds", default="0:500", help="random graphs through cuDNN")
+    parser.add_argument("--mosaic-seeds", default="0:100", help="random convolutions through the Mosaic kernel")
+    parser.add_argument("--processes", type=int, default=0, help="that share the tests; half the processors by default")
     parser.add_argument("--plugin")
     arguments = parser.parse_args()
     steps = arguments.only.split(",")
+    if unknown := set(steps) - set(STEPS):
+        parser.error(f"there is no step {', '.join(sorted(unknown))}; the steps are {', '.join(STEPS)}")
     session = Session(arguments)
-    if "install" in steps:
-        session.install()
-    if "smoke" in steps and not session.smoke():
-        print("=== the smoke test failed: nothing else was run")
-        sys.exit(1)
-    if "test" in steps:
-        session.test(0.55 if "bench" in steps else 0.95)
-    if "bench" in steps:
-        session.bench()
-    session.summary()
+    needed = {"running": 100.0, "mosaic": 60.0, "jit": 100.0, "bench": 150.0}
+
+    def seconds_for(step: str) -> float:
+        """What is left for a step, when those behind it get what they need."""
+        behind = STEPS[STEPS.index(step) + 1 :]
+        return max(30.0, session.left - sum(needed.get(other, 0.0) for other in behind if other in steps))
+
+    actions = {
+        "install": session.install,
+        "smoke": session.smoke,
+        "devices": session.devices,
+        "test": lambda: session.shards("test", CALLS, arguments.seeds, seconds_for("test")),
+        "running": session.running,
+        "mosaic": lambda: session.shards("mosaic", MOSAIC, arguments.mosaic_seeds, seconds_for("mosaic")),
+        "jit": session.jit,
+        "bench": session.bench,
+    }
+    for step in (step for step in STEPS if step in steps):
+        if session.left < 20:
+            session.say(f"--- {step}: no time left")
+        elif actions[step]() is False:
+            session.say(f"=== {step} failed: nothing else is run")
+            break
+    command = " ".join(["python3 benchmarks/hopper_session.py", *(a for a in sys.argv[1:])])
+    session.summary(command.replace(str(arguments.out), "OUT"))
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import functools
 import json
 import math
 import os
+import platform
 import time
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -28,10 +29,11 @@ import pytest
 
 from xla_fp8.backends import reference
 from xla_fp8.backends.compare import compare
+from xla_fp8.backends.cudnn import CudnnMissingError, library
 from xla_fp8.backends.cudnn.backend import CudnnBackend, Plan
 from xla_fp8.backends.error_bound import TENSOR_CORE, Interval, intervals
 from xla_fp8.backends.inputs import random_inputs
-from xla_fp8.target import GraphCall
+from xla_fp8.target import GraphCall, format_version
 
 RESULTS = os.environ.get("XLA_FP8_RESULTS")
 EARLIER = [path for path in os.environ.get("XLA_FP8_EARLIER", "").split(":") if path]
@@ -44,9 +46,32 @@ os.environ.setdefault("XLA_FP8_AUTOTUNE", "0")
 Arrays = list[np.ndarray[Any, Any]]
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    if RESULTS is not None:
+        _append({"environment": environment(), "date": _now()})
+
+
+def environment() -> dict[str, str]:
+    """The device and the versions of what runs here, for the report."""
+    devices = jax.devices()
+    found = {
+        "device": f"{len(devices)} x {devices[0].device_kind}",
+        "compute capability": str(getattr(devices[0], "compute_capability", "none")),
+        "platform": " ".join(str(getattr(devices[0].client, "platform_version", "")).split()),
+        "Python": platform.python_version(),
+    }
+    for distribution in ("jax", "jaxlib", "nvidia-cudnn-frontend", "jax-tvm-ffi"):
+        found[distribution] = str(library.version_of(distribution))
+    try:
+        found["cuDNN"] = format_version(library.version())
+    except CudnnMissingError as error:
+        found["cuDNN"] = str(error)
+    return found
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     results = [json.loads(line) for path in EARLIER for line in Path(path).read_text().splitlines()]
-    passed = {result["test"] for result in results if result["outcome"] == "passed"}
+    passed = {result["test"] for result in results if result.get("outcome") == "passed"}
     here = [item for item in items if item.get_closest_marker("hopper")]
     mine = [item for item in here if _name(item) not in passed][SHARD::SHARDS]
     items[:] = [item for item in items if item not in here or item in mine]
@@ -67,12 +92,25 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         "test": _name(item),
         "outcome": report.outcome,
         "seconds": round(report.duration, 3),
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "date": _now(),
         "message": "" if report.passed else str(report.longrepr)[-1500:],
         **dict(report.user_properties),
     }
-    with Path(RESULTS).open("a") as file:
-        file.write(json.dumps(result) + "\n")
+    _append(result)
+
+
+def _append(result: dict[str, Any]) -> None:
+    """Adds a line in one write: several processes may append to the file."""
+    assert RESULTS is not None
+    handle = os.open(RESULTS, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        os.write(handle, (json.dumps(result) + "\n").encode())
+    finally:
+        os.close(handle)
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 def _name(item: pytest.Item) -> str:

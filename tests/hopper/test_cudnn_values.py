@@ -77,12 +77,9 @@ def test_nan_and_infinity_inside(op: str, which: int, record_property: Callable[
     np.testing.assert_allclose(float(amax), largest, atol=1e-4)
 
 
-@pytest.mark.parametrize("special", [NAN, INF], ids=str)
-@pytest.mark.parametrize("type_", ["f8e4m3fn", "f8e5m2"])
+@pytest.mark.parametrize(("type_", "special"), [("f8e4m3fn", NAN), ("f8e5m2", NAN), ("f8e5m2", INF)])
 def test_nan_and_infinity_in_the_input(type_: str, special: float) -> None:
     """One pixel has it in one channel: with a filter of ones it reaches every feature of that pixel, and no other."""
-    if type_ == "f8e4m3fn" and math.isinf(special):
-        pytest.skip("e4m3fn has no infinity")
     dtype = {"f8e4m3fn": ml_dtypes.float8_e4m3fn, "f8e5m2": ml_dtypes.float8_e5m2}[type_]
     call = graph_call("1:[f32]conv();2:[f32]scale(1);3:[f32]amax(2);", types=(type_, type_), **SMALL)  # type: ignore[arg-type]
     x = np.ones((1, 4, 4, 16)).astype(dtype)

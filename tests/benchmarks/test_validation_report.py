@@ -1,0 +1,77 @@
+"""The report of a validation: the newest result counts, the worst number is shown, no failure is left out."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+PATH = Path(__file__).resolve().parents[2] / "benchmarks/validation_report.py"
+
+
+@pytest.fixture(scope="module")
+def report() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("validation_report", PATH)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(__import__("sys").modules, "validation_report", module)
+        spec.loader.exec_module(module)
+    return module
+
+
+def line(test: str, outcome: str, day: int, message: str = "", **more: Any) -> str:
+    return json.dumps({"test": test, "outcome": outcome, "date": f"2026-12-{day:02}", "message": message, **more})
+
+
+def measured(error: float, share: float, steps: float, bound: float | None = None) -> dict[str, Any]:
+    return {
+        "types": ["float8_e4m3fn", "float32"],
+        "max_abs": [error, 0.5],
+        "largest": [100.0, 50.0],
+        "share_equal": [share, 1.0],
+        "max_steps": [steps, 2],
+        "of_bound": [None, bound],
+    }
+
+
+LINES = [
+    json.dumps({"environment": {"device": "1 x NVIDIA H200", "cuDNN": "9.19.0"}, "date": "2026-12-01"}),
+    json.dumps({"environment": {"device": "1 x NVIDIA H200", "cuDNN": "9.19.0"}, "date": "2026-12-02"}),
+    line("test_cudnn.py::test_op[relu]", "failed", 1, "E   it was wrong\nconftest.py:1"),
+    line("test_cudnn.py::test_op[relu]", "passed", 2, **measured(8.0, 0.99, 1, 0.25)),
+    line("test_cudnn.py::test_op[tanh]", "passed", 1, **measured(4.0, 0.97, 3, 0.5)),
+    line("test_cudnn.py::test_shape[a|b]", "failed", 2, "E   result 0 of a|b: 3 elements\nE   more\nconftest.py:1"),
+    line("test_running.py::test_threads", "passed", 2),
+    line("test_running.py::test_more", "skipped", 2, "('x.py', 3, 'Skipped: needs two GPUs')"),
+    line("test_running.py::test_threads", "skipped", 3, "over"),
+]
+
+
+def test_the_page(report: ModuleType) -> None:
+    page = report.render(report.load(reversed(LINES)), "python3 session.py --seconds 5")
+    assert "4 tests ran, 1 failed, 1 were skipped; 2026-12-01 to 2026-12-02." in page
+    assert "    python3 session.py --seconds 5\n" in page
+    assert page.count("- cuDNN 9.19.0, device 1 x NVIDIA H200\n") == 1
+    assert "| test_op | float8_e4m3fn | 2 | 0 | 0.08 | - | 3 | 97.00% |\n" in page
+    assert "| test_op | float32 | 2 | 0 | 0.01 | 0.5 | 2 | 100.00% |\n" in page
+    assert "| test_shape | - | 1 | 1 | - | - | - | - |\n" in page
+    assert "- `test_cudnn.py::test_shape[a|b]`: result 0 of a\\|b: 3 elements\n" in page
+    assert "## Failed in an earlier run and passed at last\n\n- `test_cudnn.py::test_op[relu]`\n" in page
+    assert "- `test_running.py::test_more`: ('x.py', 3, 'Skipped: needs two GPUs')\n" in page
+    assert "test_threads`: over" not in page, "a test that ran is not listed as skipped"
+
+
+def test_without_failures_it_says_none(report: ModuleType) -> None:
+    page = report.render(report.load([line("a.py::b", "passed", 1)]), "x")
+    assert "## Failures\n\nNone.\n" in page
+    assert "Skipped" not in page
+
+
+def test_without_results_it_says_so(report: ModuleType) -> None:
+    assert "No results." in report.render(report.load([]), "x")
