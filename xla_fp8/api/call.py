@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import inspect
 import types
 from collections.abc import Callable, Sequence
@@ -43,15 +45,23 @@ class FlatFunction:
     def __init__(self, fn: Any, tree: Any, leaves: tuple[Any, ...]) -> None:
         self.fn, self.tree, self.leaves = fn, tree, leaves
         self.__name__ = getattr(fn, "__name__", "xla_fp8_rewrite")
-        # JAX looks here for the name, the file and the signature. An object of a class of the user's has them there.
-        has_own_call = isinstance(inspect.unwrap(type(fn).__call__), types.FunctionType)
-        self.__wrapped__ = fn.__call__ if has_own_call else fn
+        # JAX looks here for the signature, and there for the name and the file.
+        with contextlib.suppress(TypeError, ValueError):  # there is none of a builtin
+            self.__signature__ = inspect.signature(fn)
+        self.__wrapped__ = _with_code(fn)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         rest = iter(jax.tree.leaves((args, kwargs)))
         leaves = [next(rest) if leaf is _DYNAMIC else leaf.value for leaf in self.leaves]
         args, kwargs = jax.tree.unflatten(self.tree, leaves)
         return self.fn(*args, **kwargs)
+
+
+def _with_code(fn: Any) -> Any:
+    """The function that a callable runs, as far as it is known: inside of a partial, in the class of an object."""
+    while isinstance(fn, functools.partial):
+        fn = getattr(fn, "__wrapped__", fn.func)
+    return fn.__call__ if isinstance(inspect.unwrap(type(fn).__call__), types.FunctionType) else fn
 
 
 @dataclasses.dataclass(frozen=True)
