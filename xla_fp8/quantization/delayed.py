@@ -1,0 +1,131 @@
+"""Delayed scaling: scales from the amaxes of earlier steps, as state that a training step takes and returns.
+
+Nothing is mutated. A DelayedScaling goes into `fp8_dot` or `fp8_conv`; its "gradient" is what was observed (the amaxes
+of this step's tensors), and `update` makes the next state of both.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike, DTypeLike
+
+from xla_fp8.quantization.errors import QuantizationError
+from xla_fp8.quantization.numerics import ScaleRule
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class DelayedScale:
+    """The scale of one tensor, and the amaxes that it comes from. A pytree.
+
+    Attributes:
+        scale: float32[], of the next tensor.
+        amax_history: float32[length], newest first; 0 where there was no step yet.
+        rule: the FP8 type and how a scale follows from an amax.
+        margin: the scale leaves room for 2^margin times the largest amax in the history.
+    """
+
+    scale: jax.Array
+    amax_history: jax.Array
+    rule: ScaleRule = dataclasses.field(metadata={"static": True})
+    margin: float = dataclasses.field(metadata={"static": True})
+
+    @staticmethod
+    def create(
+        dtype: DTypeLike = jnp.float8_e4m3fn,
+        *,
+        amax: ArrayLike | None = None,
+        length: int = 16,
+        margin: float = 0.0,
+        power_of_two: bool = False,
+    ) -> DelayedScale:
+        """The state before the first step.
+
+        Args:
+            dtype: float8_e4m3fn or float8_e5m2.
+            amax: of the first tensor, as far as one can tell; without it the first scale is 1.
+            length: how many steps an amax stays in the history.
+            margin, power_of_two: as in the class and `ScaleRule`.
+        """
+        if length < 1:
+            raise QuantizationError(f"length={length}: the history holds at least one amax")
+        empty = DelayedScale(
+            jnp.ones((), jnp.float32),
+            jnp.zeros(length, jnp.float32),
+            ScaleRule(jnp.dtype(dtype), power_of_two),
+            margin,
+        )
+        return empty if amax is None else empty.update(jnp.asarray(amax, jnp.float32))
+
+    def update(self, observed: DelayedScale | jax.Array) -> DelayedScale:
+        """The state for the next step.
+
+        Args:
+            observed: the amax of this step's tensor, or the "gradient" of this state, which holds it.
+
+        An amax that is not finite is left out: history and scale stay. While the history holds only zeros, the scale
+        stays.
+        """
+        amax = observed.amax_history[0] if isinstance(observed, DelayedScale) else observed
+        history = jnp.concatenate([amax[None], self.amax_history[:-1]])
+        largest = jnp.max(history)
+        _, scale = self.rule.of_amax(largest * np.float32(2.0**self.margin))
+        usable = jnp.isfinite(amax)
+        return dataclasses.replace(
+            self,
+            scale=jnp.where(usable & (largest > 0), scale, self.scale),
+            amax_history=jnp.where(usable, history, self.amax_history),
+        )
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class DelayedScaling:
+    """The state of one `fp8_dot` or `fp8_conv`: a DelayedScale for each of its three tensors. A pytree."""
+
+    lhs: DelayedScale
+    rhs: DelayedScale
+    gradient: DelayedScale
+
+    @staticmethod
+    def create(
+        dtype: DTypeLike = jnp.float8_e4m3fn, gradient_dtype: DTypeLike = jnp.float8_e5m2, **options: Any
+    ) -> DelayedScaling:
+        """The state before the first step; `options` as `DelayedScale.create` has them."""
+        operand = DelayedScale.create(dtype, **options)
+        return DelayedScaling(operand, operand, DelayedScale.create(gradient_dtype, **options))
+
+    def update(self, observed: DelayedScaling) -> DelayedScaling:
+        """The state for the next step, from this one's "gradient"."""
+        return DelayedScaling(
+            self.lhs.update(observed.lhs),
+            self.rhs.update(observed.rhs),
+            self.gradient.update(observed.gradient),
+        )
+
+
+def observation(state: DelayedScale, amax: jax.Array) -> DelayedScale:
+    """The cotangent of `state` that tells `amax`: it stands first in the history, all else is zero."""
+    amax = _once_in_a_sum(state.scale, amax)
+    history = jnp.zeros_like(state.amax_history).at[0].set(amax)
+    return dataclasses.replace(state, scale=jnp.zeros_like(state.scale), amax_history=history)
+
+
+@jax.custom_batching.custom_vmap
+def _once_in_a_sum(state: jax.Array, amax: jax.Array) -> jax.Array:
+    """amax. Under jax.vmap of a state that all examples share, JAX adds up the cotangents of the examples; so that the
+    sum is the largest amax, the first example gets it and the others zero."""
+    return amax
+
+
+@_once_in_a_sum.def_vmap
+def _once_in_a_sum_vmap(axis_size: int, batched: Any, state: jax.Array, amax: jax.Array) -> tuple[jax.Array, bool]:
+    state_is_batched, amax_is_batched = batched
+    if amax_is_batched and not state_is_batched:
+        amax = jnp.zeros_like(amax).at[0].set(jnp.max(amax, axis=0))
+    return _once_in_a_sum(state, amax), amax_is_batched

@@ -1,0 +1,296 @@
+"""fp8_dot and fp8_conv: FP8 contractions that train.
+
+    forward    y  = contract(lhs8, rhs8)          lhs and rhs quantized to e4m3
+    backward   dlhs = contract(g8, rhs8)          g quantized to e5m2
+               drhs = contract(g8, lhs8)
+
+The casts are passed straight through. What is kept for the backward pass is lhs8 and rhs8: a quarter of the bytes of
+f32, also where jax.lax.scan stacks them. Second derivatives are those of the same formulas, with every cast straight
+through; their contractions read dequantized tensors and cotangents that are not quantized.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.typing import DTypeLike
+
+from xla_fp8.quantization.delayed import DelayedScale, DelayedScaling, observation
+from xla_fp8.quantization.derivatives import link, straight_through
+from xla_fp8.quantization.dot import DimensionNumbers
+from xla_fp8.quantization.errors import QuantizationError
+from xla_fp8.quantization.float8 import Float8
+from xla_fp8.quantization.numerics import fp8_dtype
+from xla_fp8.quantization.quantize import quantize
+
+
+def fp8_dot(
+    lhs: jax.Array,
+    rhs: jax.Array,
+    dimension_numbers: DimensionNumbers | None = None,
+    *,
+    scaling: DelayedScaling | None = None,
+    dtype: DTypeLike = jnp.float8_e4m3fn,
+    gradient_dtype: DTypeLike = jnp.float8_e5m2,
+    power_of_two: bool = False,
+    preferred_element_type: DTypeLike | None = None,
+) -> jax.Array:
+    """A matmul in FP8 that can be trained through: quantizes lhs and rhs, and backward the gradient of the result.
+
+    Args:
+        lhs, rhs: float32, bfloat16 or float16.
+        dimension_numbers: as jax.lax.dot_general has them; None contracts the last dimension of lhs with the first of
+            rhs, as a dense layer does.
+        scaling: the state of delayed scaling, whose "gradient" is what its `update` takes; None scales dynamically,
+            each tensor by its own amax. Its FP8 types are taken, and dtype, gradient_dtype, power_of_two are not.
+        dtype: FP8 type of lhs and rhs.
+        gradient_dtype: FP8 type of the gradient of the result.
+        power_of_two: dynamic scales are powers of two.
+        preferred_element_type: type of the result; that of lhs and rhs, promoted, if None. The dot is in f32.
+
+    Raises:
+        QuantizationError: an operand of another type.
+    """
+    if dimension_numbers is None:
+        dimension_numbers = (((jnp.ndim(lhs) - 1,), (0,)), ((), ()))
+    (contracted, batch) = dimension_numbers
+    dot = _Dot(
+        ((tuple(contracted[0]), tuple(contracted[1])), (tuple(batch[0]), tuple(batch[1]))),
+    )
+    return _call(dot, lhs, rhs, scaling, dtype, gradient_dtype, power_of_two, preferred_element_type)
+
+
+def fp8_conv(
+    lhs: jax.Array,
+    rhs: jax.Array,
+    window_strides: Sequence[int],
+    padding: str | Sequence[tuple[int, int]],
+    lhs_dilation: Sequence[int] | None = None,
+    rhs_dilation: Sequence[int] | None = None,
+    dimension_numbers: Any = None,
+    feature_group_count: int = 1,
+    batch_group_count: int = 1,
+    *,
+    scaling: DelayedScaling | None = None,
+    dtype: DTypeLike = jnp.float8_e4m3fn,
+    gradient_dtype: DTypeLike = jnp.float8_e5m2,
+    power_of_two: bool = False,
+    preferred_element_type: DTypeLike | None = None,
+    filter_gradient_dtype: DTypeLike = jnp.bfloat16,
+) -> jax.Array:
+    """A convolution in FP8 that can be trained through: quantizes input and filter, and backward the gradient.
+
+    Under `xla_fp8.jit` the forward convolution and the input gradient of stride 1 become FP8 graphs. Filter gradients
+    do not; they convolve the same FP8 numbers, converted to `filter_gradient_dtype`, and are scaled in f32.
+
+    Args:
+        lhs, rhs: input and filter, float32, bfloat16 or float16.
+        window_strides, padding, lhs_dilation, rhs_dilation, dimension_numbers, feature_group_count,
+        batch_group_count: as jax.lax.conv_general_dilated has them.
+        scaling, dtype, gradient_dtype, power_of_two, preferred_element_type: as `fp8_dot` has them.
+        filter_gradient_dtype: bfloat16 holds every FP8 number; the sum is rounded to it.
+
+    Raises:
+        QuantizationError: an operand of another type.
+    """
+    numbers = lax.conv_dimension_numbers(lhs.shape, rhs.shape, dimension_numbers)
+    conv = _Conv(
+        tuple(window_strides),
+        padding if isinstance(padding, str) else tuple((low, high) for low, high in padding),
+        None if lhs_dilation is None else tuple(lhs_dilation),
+        None if rhs_dilation is None else tuple(rhs_dilation),
+        numbers,
+        feature_group_count,
+        batch_group_count,
+        jnp.dtype(filter_gradient_dtype),
+    )
+    return _call(conv, lhs, rhs, scaling, dtype, gradient_dtype, power_of_two, preferred_element_type)
+
+
+# What is contracted
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Cast:
+    """A tensor that was quantized, with the derivative of the tensor itself.
+
+    Attributes:
+        q: the FP8 tensor and its scale.
+        through: zeros that differentiate like the tensor; of its shape and type.
+    """
+
+    q: Float8
+    through: jax.Array
+
+    @property
+    def wide(self) -> jax.Array:
+        """q.dequantize(), in f32."""
+        return straight_through(lax.stop_gradient(self.q).dequantize(), self.through)
+
+    def unscaled(self, dtype: DTypeLike) -> jax.Array:
+        """q.unscaled(dtype): the tensor divided by its scale."""
+        q = lax.stop_gradient(self.q)
+        return straight_through(q.unscaled(dtype), self.through.astype(jnp.float32) / q.scale)
+
+    def like(self, gradient: jax.Array) -> jax.Array:
+        """A cotangent in the tensor's own type."""
+        return gradient.astype(self.through.dtype)
+
+
+class Contraction(Protocol):
+    """A function of lhs and rhs that is linear in each."""
+
+    def forward(self, lhs: Cast, rhs: Cast) -> jax.Array: ...
+    def lhs_gradient(self, g: Cast, lhs: Cast, rhs: Cast) -> jax.Array: ...
+    def rhs_gradient(self, g: Cast, lhs: Cast, rhs: Cast) -> jax.Array: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class _Dot:
+    dimension_numbers: Any
+
+    def apply(self, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+        return lax.dot_general(lhs, rhs, self.dimension_numbers)
+
+    def forward(self, lhs: Cast, rhs: Cast) -> jax.Array:
+        return self.apply(lhs.wide, rhs.wide)
+
+    def lhs_gradient(self, g: Cast, lhs: Cast, rhs: Cast) -> jax.Array:
+        return _transposed(lambda x: self.apply(x, rhs.wide), lhs, g.wide)
+
+    def rhs_gradient(self, g: Cast, lhs: Cast, rhs: Cast) -> jax.Array:
+        return _transposed(lambda x: self.apply(lhs.wide, x), rhs, g.wide)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Conv:
+    window_strides: tuple[int, ...]
+    padding: Any
+    lhs_dilation: tuple[int, ...] | None
+    rhs_dilation: tuple[int, ...] | None
+    dimension_numbers: Any
+    feature_group_count: int
+    batch_group_count: int
+    filter_gradient_dtype: np.dtype[np.generic]
+
+    def apply(self, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+        return lax.conv_general_dilated(
+            lhs,
+            rhs,
+            self.window_strides,
+            self.padding,
+            self.lhs_dilation,
+            self.rhs_dilation,
+            self.dimension_numbers,
+            self.feature_group_count,
+            self.batch_group_count,
+        )
+
+    def forward(self, lhs: Cast, rhs: Cast) -> jax.Array:
+        return self.apply(lhs.wide, rhs.wide)
+
+    def lhs_gradient(self, g: Cast, lhs: Cast, rhs: Cast) -> jax.Array:
+        return _transposed(lambda x: self.apply(x, rhs.wide), lhs, g.wide)
+
+    def rhs_gradient(self, g: Cast, lhs: Cast, rhs: Cast) -> jax.Array:
+        wide = self.filter_gradient_dtype
+        unscaled = lhs.unscaled(wide)
+        gradient = _transposed(lambda x: self.apply(unscaled, x), rhs, g.unscaled(wide), wide)
+        return gradient.astype(jnp.float32) * (lhs.q.scale * g.q.scale)
+
+
+def _transposed(function: Any, operand: Cast, cotangent: jax.Array, dtype: DTypeLike = jnp.float32) -> jax.Array:
+    """The transpose of a function that is linear in a tensor of the operand's shape, applied to a cotangent."""
+    aval = jax.ShapeDtypeStruct(operand.q.shape, dtype)  # type: ignore[no-untyped-call]
+    (result,) = jax.linear_transpose(function, aval)(cotangent)
+    return jnp.asarray(result)
+
+
+# The derivative rule
+
+
+@dataclasses.dataclass(frozen=True)
+class _Recipe:
+    """What is static of one call. dtypes and power_of_two are those of dynamic scales."""
+
+    contraction: Contraction
+    dtype: np.dtype[np.generic]
+    gradient_dtype: np.dtype[np.generic]
+    power_of_two: bool
+    result: np.dtype[np.generic]
+
+
+def _call(
+    contraction: Contraction,
+    lhs: jax.Array,
+    rhs: jax.Array,
+    scaling: DelayedScaling | None,
+    dtype: DTypeLike,
+    gradient_dtype: DTypeLike,
+    power_of_two: bool,
+    preferred_element_type: DTypeLike | None,
+) -> jax.Array:
+    operands: list[tuple[Any, str]] = [(lhs, "lhs"), (rhs, "rhs")]
+    for operand, name in operands:
+        if isinstance(operand, Float8):
+            raise QuantizationError(
+                f"{name} is a Float8: fp8_dot and fp8_conv quantize by themselves, and give a Float8 no gradient. Pass "
+                "the tensor that it was made of, or multiply with xla_fp8.dot_general"
+            )
+    lhs, rhs = jnp.asarray(lhs), jnp.asarray(rhs)
+    result = jnp.dtype(preferred_element_type or jnp.result_type(lhs, rhs))
+    recipe = _Recipe(contraction, fp8_dtype(dtype), fp8_dtype(gradient_dtype), power_of_two, result)
+    return _contract(recipe, lhs, rhs, scaling)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _contract(recipe: _Recipe, lhs: jax.Array, rhs: jax.Array, scaling: DelayedScaling | None) -> jax.Array:
+    return _forward(recipe, lhs, rhs, scaling)[0]
+
+
+def _forward(recipe: _Recipe, lhs: jax.Array, rhs: jax.Array, scaling: DelayedScaling | None) -> tuple[jax.Array, Any]:
+    states = _states(lax.stop_gradient(scaling))
+    left, left_amax = _cast(lhs, recipe.dtype, recipe.power_of_two, states[0])
+    right, right_amax = _cast(rhs, recipe.dtype, recipe.power_of_two, states[1])
+    y = recipe.contraction.forward(left, right).astype(recipe.result)
+    return y, (left, right, states, (left_amax, right_amax))
+
+
+def _backward(recipe: _Recipe, residuals: Any, g: jax.Array) -> tuple[jax.Array, jax.Array, DelayedScaling | None]:
+    left, right, states, amaxes = residuals
+    gradient, amax = _cast(g, recipe.gradient_dtype, recipe.power_of_two, states[2])
+    observed = None
+    if states[2] is not None:
+        observed = DelayedScaling(*map(observation, states, (*amaxes, amax)))
+    return (
+        left.like(recipe.contraction.lhs_gradient(gradient, left, right)),
+        right.like(recipe.contraction.rhs_gradient(gradient, left, right)),
+        observed,
+    )
+
+
+_contract.defvjp(_forward, _backward)
+
+
+def _states(scaling: DelayedScaling | None) -> tuple[DelayedScale | None, ...]:
+    """Those of lhs, rhs and gradient; None where scales are dynamic."""
+    return (None,) * 3 if scaling is None else (scaling.lhs, scaling.rhs, scaling.gradient)
+
+
+def _cast(
+    x: jax.Array, dtype: np.dtype[np.generic], power_of_two: bool, state: DelayedScale | None
+) -> tuple[Cast, jax.Array | None]:
+    """x quantized, and with delayed scaling its amax."""
+    constant = lax.stop_gradient(x)
+    if state is None:
+        return Cast(quantize(constant, dtype, power_of_two=power_of_two), link(x)), None
+    q, amax = quantize(constant, state.rule.dtype, scale=state.scale, return_amax=True)
+    return Cast(q, link(x)), amax
