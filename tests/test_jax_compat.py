@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import jax.extend.core
@@ -301,3 +302,12 @@ def test_short_text_of_a_lowered_function_has_its_constants(lowered: jax.stages.
     text = _jax_compat.lowered_short_text(lowered)
     assert "9801" in text
     assert "metadata" not in text
+
+
+def test_files_that_are_hidden_are_not_the_users(tmp_path: Path) -> None:
+    ours, theirs = tmp_path / "ours" / "module.py", tmp_path / "ours_not" / "module.py"
+    assert _jax_compat.is_user_file(str(ours))
+    assert not _jax_compat.is_user_file(str(Path(jax.__file__).parent / "_src" / "core.py"))
+    _jax_compat.hide_from_sources(str(ours.parent))
+    assert not _jax_compat.is_user_file(str(ours))
+    assert _jax_compat.is_user_file(str(theirs))

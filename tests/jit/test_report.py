@@ -14,13 +14,14 @@ import pytest
 from jax import lax
 
 import xla_fp8
-from tests.jit.programs import LAYOUT, assert_close, inputs, quantize, tensors, wide_layer
+from tests.jit.programs import LAYOUT, assert_close, conv, inputs, quantize, tensors, wide_layer
 from xla_fp8 import hlo
 from xla_fp8.backends.protocol import Config, Implementation, No
 from xla_fp8.backends.registry import BackendError, ReferenceBackend
 from xla_fp8.passes import DEFAULT_PIPELINE
 from xla_fp8.report import Report
 from xla_fp8.target import GraphCall, Target
+from xla_fp8.tracing.errors import DumpWarning
 
 
 def here(fn: Any, text: str) -> str:
@@ -246,3 +247,94 @@ def test_a_kernel_for_gpus_is_not_lowered_for_a_cpu() -> None:
 def test_passes_may_be_one_string() -> None:
     names = ",".join(DEFAULT_PIPELINE)
     assert len(xla_fp8.explain(wide_layer, passes=names)(*tensors()).rewritten) == 1
+
+
+def test_an_error_of_the_callback_is_the_users_own() -> None:
+    def callback(report: Report) -> None:
+        raise ZeroDivisionError("mine")
+
+    for make in (xla_fp8.jit, xla_fp8.rewrite):
+        fast = make(wide_layer, report=callback)
+        for _ in range(2):
+            with pytest.raises(ZeroDivisionError, match="mine"):
+                fast(*tensors())
+    x8, w8 = tensors()
+    calls: list[Report] = []
+
+    def only_the_first(report: Report) -> None:
+        calls.append(report)
+        if len(calls) > 1:
+            raise ZeroDivisionError("mine")
+
+    batched = jax.vmap(xla_fp8.jit(wide_layer, report=only_the_first), (0, None))
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        batched(jnp.stack([x8] * 2), w8)
+
+
+def test_a_dump_folder_that_cannot_be_costs_one_warning_and_not_the_rewrite(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    monkeypatch.setenv("XLA_FP8_DUMP_DIR", str(tmp_path / "file" / "in"))
+
+    def fn(x8: jax.Array, w8: jax.Array) -> jax.Array:
+        return wide_layer(jax.nn.relu(quantize(wide_layer(x8, w8)[..., :4], 1.0)), w8)
+
+    with pytest.warns(match=r"no HLO is written: XLA_FP8_DUMP_DIR is .*Not a directory") as warned:
+        lowered = xla_fp8.jit(fn, strict=False).lower(*tensors(batch=7))
+    assert [warning.category for warning in warned] == [DumpWarning]
+    assert "call @xla_fp8_region" in lowered.as_text()
+
+
+def test_names_tell_the_convolutions_of_a_function_apart() -> None:
+    def fn(x8: jax.Array, w8: jax.Array, a: jax.Array) -> Any:
+        y = wide_layer(x8, w8)
+        z = lax.scan(lambda c, _: (c + wide_layer(x8, w8), None), y, None, length=2)[0]
+        return z, jax.nn.silu(wide_layer(quantize(z[..., :4], 1.0), w8)), (a @ a) @ a, lax.map(lambda a: a @ a, a[None])
+
+    report = xla_fp8.explain(fn)(*tensors(), jnp.eye(3))
+    assert [entry.instruction for entry in report.rewritten] == [f"conv_general_dilated.{n}" for n in (1, 2, 3)]
+    assert [entry.instruction for entry in report.refused] == [f"dot_general.{n}" for n in (1, 2, 3)]
+
+
+def test_a_reason_names_an_instruction_as_its_entry_does() -> None:
+    def fn(x8: jax.Array, w8: jax.Array, v8: jax.Array) -> Any:
+        first = wide_layer(x8, w8)
+        y = conv(x8.astype(jnp.float32), w8.astype(jnp.float32))
+        return first, conv(y, v8.astype(jnp.float32))
+
+    x8, w8 = tensors()
+    (entry,) = xla_fp8.explain(fn)(x8, w8, jnp.zeros((3, 3, 8, 4), w8.dtype)).refused_fp8
+    assert entry.instruction == "conv_general_dilated.3"
+    assert "conv_general_dilated.2.result" in entry.reason
+
+
+@pytest.mark.parametrize(
+    ("transform", "batch"),
+    [(lambda f: f, ()), (lambda f: jax.vmap(f, (0, None)), (2,)), (lambda f: jax.jit(jax.checkpoint(f)), ())],
+)
+def test_reasons_have_the_users_lines_and_advice_that_fits_jit(transform: Any, batch: tuple[int, ...]) -> None:
+    def fn(x8: jax.Array, w8: jax.Array) -> Any:
+        y = wide_layer(x8, w8)
+        z = jnp.tanh(y) * y  # two uses
+        return quantize(jax.nn.softplus(z), 1.0)
+
+    x8, w8 = tensors()
+    x8 = jnp.broadcast_to(x8, (*batch, *x8.shape))
+    reports: list[Report] = []
+    for make in (xla_fp8.jit, xla_fp8.rewrite):
+        transform(make(fn, report=reports.append))(x8, w8)
+    for report in reports:
+        for entry in (*report.rewritten, *report.refused):
+            assert "xla_fp8/" not in entry.reason + (entry.source or "")
+            assert "--" not in entry.advice
+        assert report.rewritten[0].reason
+        assert __file__ in report.rewritten[0].reason
+
+
+def test_convolutions_of_our_own_functions_have_the_users_line() -> None:
+    def fn(x8: jax.Array, w8: jax.Array) -> jax.Array:
+        return xla_fp8.conv_general_dilated(x8, w8, (1, 1), "SAME", dimension_numbers=LAYOUT, activation="relu")
+
+    (entry,) = xla_fp8.explain(fn)(*tensors()).rewritten
+    assert entry.source == here(fn, "return")

@@ -136,8 +136,9 @@ class _Walk:
             base = entry.instruction.partition(".")[0]
             self.names[base] += 1
             names[entry.instruction] = f"{base}.{self.names[base]}"
+        local = re.compile(rf"(?<![\w.-])({'|'.join(map(re.escape, names))})(?![\w-]|\.\d)")
         for entry in entries:
-            reason = re.sub(r"[\w.-]*\w", lambda match: names.get(match[0], match[0]), entry.reason)
+            reason = local.sub(lambda match: names[match[0]], entry.reason)
             renamed = dataclasses.replace(entry, instruction=names[entry.instruction], reason=reason)
             (self.report.rewritten if entry.graph is not None else self.report.refused).append(renamed)
 
