@@ -10,10 +10,9 @@ Installs what is in .wheels/ (no network is needed) and the project, then, while
     running   what measures threads, memory and CUDA graphs, alone
     mosaic    tests of the mosaic backend in parallel processes (only when --only names it)
     jit       benchmarks/hopper_jit.py
-    bench     benchmarks/conv.py (only when --only names it)
 
 OUT gets few files: results.jsonl (a line for each test as soon as it is over), validation.md, session.log,
-logs.tar.gz, hopper_jit.json, bench.json. `--earlier DIR` (the OUT of a session before) continues: what passed there is
+logs.tar.gz, hopper_jit.json. `--earlier DIR` (the OUT of a session before) continues: what passed there is
 not run again, and both are in the report. `--plugin NAME` is a pytest plugin, to try the session on another machine.
 """
 
@@ -32,7 +31,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-STEPS = ("install", "smoke", "devices", "test", "running", "mosaic", "jit", "bench")
+STEPS = ("install", "smoke", "devices", "test", "running", "mosaic", "jit")
 DEFAULT = "install,smoke,devices,test,running,jit"
 CALLS = ["tests/hopper/test_cudnn_values.py", "tests/hopper/test_cudnn.py"]
 MOSAIC = ["tests/hopper/test_mosaic.py"]
@@ -109,13 +108,6 @@ class Session:
         command = [sys.executable, "benchmarks/hopper_jit.py", "--out", str(self.out / "hopper_jit.json")]
         command += ["--dry-run"] if self.plugin else ["--budget-seconds", f"{seconds - 30:.0f}"]
         self.run("jit", command, seconds, lines=40)
-
-    def bench(self) -> None:
-        folder = self.logs / "bench"
-        command = [sys.executable, "benchmarks/conv.py", "--out", str(folder), "--seconds", f"{self.left - 30:.0f}"]
-        self.run("bench", command + (["--tiny"] if self.plugin else []), self.left, lines=30)
-        if (folder / "results.json").exists():
-            shutil.copy(folder / "results.json", self.out / "bench.json")
 
     # Processes.
 
@@ -203,7 +195,7 @@ def main() -> None:
     if unknown := set(steps) - set(STEPS):
         parser.error(f"there is no step {', '.join(sorted(unknown))}; the steps are {', '.join(STEPS)}")
     session = Session(arguments)
-    needed = {"running": 100.0, "mosaic": 60.0, "jit": 100.0, "bench": 150.0}
+    needed = {"running": 100.0, "mosaic": 60.0, "jit": 100.0}
 
     def seconds_for(step: str) -> float:
         """What is left for a step, when those behind it get what they need."""
@@ -218,7 +210,6 @@ def main() -> None:
         "running": session.running,
         "mosaic": lambda: session.shards("mosaic", MOSAIC, arguments.mosaic_seeds, seconds_for("mosaic")),
         "jit": session.jit,
-        "bench": session.bench,
     }
     for step in (step for step in STEPS if step in steps):
         if session.left < 20:
