@@ -1,0 +1,68 @@
+"""The command: see the package."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+import benchmarks.conv as package
+from benchmarks.conv import state
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.conv",
+        description=package.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("phase", choices=("tune", "measure", "report", "lower", "worker"))
+    parser.add_argument("--out", type=Path, default=Path("build/conv"), help="folder of caches and results")
+    parser.add_argument("--seconds", type=float, default=480, help="stop in time for this")
+    parser.add_argument("--only", default="", help="rows whose name or network has one of these parts, by commas")
+    parser.add_argument("--workers", type=int, default=6, help="processes in which XLA tunes, on each GPU")
+    parser.add_argument("--kernel-workers", type=int, default=8, help="processes that tune this project's kernels")
+    parser.add_argument("--configs", type=int, default=5, help="of a kernel, tried on each shape")
+    parser.add_argument("--gpu", default="0", help="the GPU that is measured on")
+    parser.add_argument("--tiny", action="store_true", help="small shapes, to try it on any machine")
+    arguments = parser.parse_args()
+    out: Path = arguments.out.resolve()
+    out.mkdir(parents=True, exist_ok=True)
+
+    if arguments.phase == "measure":  # before anything imports JAX
+        os.environ.update(state.environment(out, int(arguments.gpu) if state.gpus() else None))
+    from benchmarks.conv.programs import cases
+
+    parts = [part for part in arguments.only.split(",") if part]
+    rows = [
+        case
+        for case in cases(arguments.tiny)
+        if not parts or any(part in text for part in parts for text in (case.name, *case.networks))
+    ]
+    if arguments.phase == "tune":
+        from benchmarks.conv import tune
+
+        settings = tune.Settings(
+            out, arguments.seconds, arguments.workers, arguments.kernel_workers, arguments.configs, arguments.tiny
+        )
+        tune.Tuning(settings, rows).run()
+    elif arguments.phase == "worker":
+        from benchmarks.conv import worker
+
+        worker.serve(out, arguments.gpu, arguments.configs, arguments.tiny)
+    elif arguments.phase == "lower":
+        from benchmarks.conv import lower
+
+        lower.run(rows)
+    else:
+        if arguments.phase == "measure":
+            from benchmarks.conv.measure import Measuring
+
+            Measuring(out, arguments.seconds).run(rows)
+        from benchmarks.conv import report
+
+        report.write(out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,209 @@
+"""Tables, ratios and plots of results.json."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.conv import state
+
+MAIN = "amax"
+_MULTIPROCESSORS = 132
+_TILE = 128 * 256
+"""Outputs of a tile: a convolution with fewer than 132 of them leaves multiprocessors without work."""
+
+_HEADS = (
+    *("convolution", "TF/s", "mosaic", "highest", "cudnn", "XLA FP8", "XLA bf16", "vs FP8", "vs bf16"),
+    *("highest vs FP8", "of cuBLASLt", "first guess", "equal"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One row of results.json."""
+
+    data: dict[str, Any]
+
+    @property
+    def shape(self) -> str:
+        return str(self.data["shape"])
+
+    @property
+    def epilogue(self) -> str:
+        return str(self.data["epilogue"])
+
+    @property
+    def fills(self) -> bool:
+        """Whether there is a tile for every multiprocessor."""
+        m, n, _ = self.data["product"]
+        return bool(m * n >= _MULTIPROCESSORS * _TILE)
+
+    def us(self, contestant: str) -> float | None:
+        found = self.data["contestants"].get(contestant, {}).get("us")
+        return None if found is None else float(found)
+
+    def ratio(self, slow: str, fast: str) -> float | None:
+        """How many times as fast `fast` is."""
+        a, b = self.us(slow), self.us(fast)
+        return a / b if a and b else None
+
+    def tflops(self, contestant: str) -> float | None:
+        us = self.us(contestant)
+        return float(self.data["flops"]) / us / 1e6 if us else None
+
+    @property
+    def best_of_xla(self) -> float | None:
+        times = [us for name in ("xla_fp8", "xla_bf16") if (us := self.us(name))]
+        ours = self.us("mosaic")
+        return min(times) / ours if times and ours else None
+
+    @property
+    def guess(self) -> float | None:
+        """How much slower than the fastest config the first one was, when they were tuned."""
+        facts = self.data["contestants"].get("mosaic", {})
+        times = facts.get("tuned_us")
+        return facts["first"] / min(times.values()) - 1 if times and facts.get("first") else None
+
+    def cells(self) -> list[str]:
+        def time(contestant: str) -> str:
+            facts = self.data["contestants"].get(contestant)
+            if facts is None:
+                return ""
+            mark = "~" if facts.get("host_bound") else ""
+            unfused = " (not fused)" if facts.get("fused") is False else ""
+            return f"{facts['us']:.1f}{mark}{unfused}" if "us" in facts else "-"
+
+        tflops, equal = self.tflops("mosaic"), self.data["contestants"].get("mosaic", {}).get("equal")
+        return [
+            f"`{self.shape}`",
+            f"{tflops:.0f}" if tflops else "",
+            *(time(contestant) for contestant in ("mosaic", "highest", "cudnn", "xla_fp8", "xla_bf16")),
+            _times(self.ratio("xla_fp8", "mosaic")),
+            _times(self.ratio("xla_bf16", "mosaic")),
+            _times(self.ratio("xla_fp8", "highest")),
+            _percent(self.ratio("gemm", "mosaic")),
+            "" if self.guess is None else f"+{self.guess:.0%}",
+            "" if equal is None else f"{equal:.1%}",
+        ]
+
+
+def _times(ratio: float | None) -> str:
+    return f"{ratio:.2f}x" if ratio else ""
+
+
+def _percent(ratio: float | None) -> str:
+    return f"{ratio:.0%}" if ratio else ""
+
+
+def table(rows: Iterable[Row]) -> str:
+    """Markdown; times in microseconds, TF/s of mosaic."""
+    lines = ["| " + " | ".join(_HEADS) + " |", "|---" + "|--:" * (len(_HEADS) - 1) + "|"]
+    return "\n".join([*lines, *("| " + " | ".join(row.cells()) + " |" for row in rows)])
+
+
+def ratios(name: str, rows: Sequence[Row], of: Callable[[Row], float | None]) -> str:
+    """One line: geometric mean, least, and how many are below 1."""
+    found = {row.shape: ratio for row in rows if (ratio := of(row))}
+    if not found:
+        return f"{name}: no rows"
+    least = min(found, key=found.__getitem__)
+    below = [shape for shape, ratio in found.items() if ratio < 1]
+    return (
+        f"{name}: geometric mean {statistics.geometric_mean(found.values()):.2f} over {len(found)}, least "
+        f"{found[least]:.2f} ({least}), {len(below)} below 1 {below or ''}"
+    )
+
+
+def summary(content: dict[str, Any]) -> str:
+    """What the aims ask for, in lines."""
+    rows = [Row(row) for row in content["rows"].values()]
+    main = [row for row in rows if row.epilogue == MAIN]
+    lines = [f"{content['about']}; ceilings {content['ceilings']}"]
+    lines.append(f"{len(rows)} rows from {len({row.data['process'] for row in rows})} process(es)")
+    networks = sorted({name for row in main for name in row.data["networks"]})
+    groups = {"all": main} | {name: [row for row in main if name in row.data["networks"]] for name in networks}
+    for name, group in groups.items():
+        lines.append(ratios(f"mosaic, {name}: vs XLA FP8", group, lambda row: row.ratio("xla_fp8", "mosaic")))
+        lines.append(ratios(f"mosaic, {name}: vs XLA bf16", group, lambda row: row.ratio("xla_bf16", "mosaic")))
+    lines.append(ratios("mosaic vs the faster of the two", main, lambda row: row.best_of_xla))
+    lines.append(ratios("highest vs XLA FP8", main, lambda row: row.ratio("xla_fp8", "highest")))
+    lines.append(ratios("cudnn vs XLA FP8", rows, lambda row: row.ratio("xla_fp8", "cudnn")))
+    filling = [row for row in main if row.fills]
+    lines.append(ratios("of cuBLASLt, where the grid fills the GPU", filling, lambda row: row.ratio("gemm", "mosaic")))
+    plain = {row.shape: row for row in rows if row.epilogue == "scale"}
+    for epilogue in sorted({row.epilogue for row in rows} - {"scale"}):
+        group = [row for row in rows if row.epilogue == epilogue and row.shape in plain]
+
+        def cost(row: Row) -> float | None:
+            ours, bare = row.us("mosaic"), plain[row.shape].us("mosaic")
+            return ours / bare if ours and bare else None
+
+        lines.append(ratios(f"mosaic, {epilogue} / scale (time)", group, cost))
+        if epilogue != MAIN:
+            lines.append(ratios(f"mosaic, {epilogue} vs XLA FP8", group, lambda row: row.ratio("xla_fp8", "mosaic")))
+            lines.append(ratios(f"cudnn, {epilogue} vs XLA FP8", group, lambda row: row.ratio("xla_fp8", "cudnn")))
+    guesses = sorted(guess for row in main if (guess := row.guess) is not None)
+    if guesses:
+        within = sum(guess <= 0.1 for guess in guesses)
+        lines.append(f"first guess: median +{statistics.median(guesses):.0%}, {within}/{len(guesses)} within 10%")
+    bound = [f"{row.shape} {n}" for row in rows for n, f in row.data["contestants"].items() if f.get("host_bound")]
+    lines.append(f"host-bound (marked ~): {bound or 'none'}")
+    return "\n".join(lines)
+
+
+def roofline(content: dict[str, Any], path: Path) -> bool:
+    """TF/s against FLOPs a byte, under the ceilings of the same run; False where matplotlib is not installed."""
+    try:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        from matplotlib import pyplot
+    except ImportError:
+        return False
+    rows = [row for row in (Row(row) for row in content["rows"].values()) if row.epilogue == MAIN]
+    bandwidth = content["ceilings"]["copy_bytes_per_s"] / 1e12
+    products = [tflops for row in rows if (tflops := row.tflops("gemm"))]
+    peak = max([*products, content["ceilings"]["gemm_tflops"] or 0])
+    figure, axes = pyplot.subplots(figsize=(9, 5.5))
+    styles = {"mosaic": ("o", "C0"), "xla_fp8": ("s", "C1"), "xla_bf16": ("^", "C2")}
+    for name, (marker, color) in styles.items():
+        # bf16 tensors are twice as large.
+        points = [
+            (row.data["flops"] / row.data["bytes"] / (2 if name == "xla_bf16" else 1), tflops)
+            for row in rows
+            if (tflops := row.tflops(name))
+        ]
+        label = {"mosaic": "mosaic", "xla_fp8": "XLA FP8", "xla_bf16": "XLA bf16"}[name]
+        axes.scatter(*zip(*points, strict=True), marker=marker, s=18, color=color, label=label, alpha=0.8)
+    intensities = [row.data["flops"] / row.data["bytes"] for row in rows]
+    low, high = min(intensities) / 2.5, max(intensities) * 1.2
+    knee = peak / bandwidth
+    axes.plot([low, knee, high], [low * bandwidth, peak, peak], color="black", linewidth=1)
+    axes.annotate(f"cuBLASLt FP8, the best product: {peak:.0f} TF/s", (high, peak), ha="right", va="bottom", fontsize=8)
+    axes.annotate(f"copy: {bandwidth:.2f} TB/s", (low, low * bandwidth), ha="left", va="bottom", fontsize=8)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlabel("arithmetic intensity (FLOP per byte read or written at least)")
+    axes.set_ylabel("TF/s")
+    axes.legend(loc="lower right")
+    figure.tight_layout()
+    figure.savefig(path)
+    return True
+
+
+def write(out: Path) -> None:
+    """Prints all of it, and writes table.md and roofline.svg beside results.json."""
+    content = json.loads((out / state.RESULTS).read_text())
+    rows = [Row(row) for row in content["rows"].values()]
+    parts = []
+    for epilogue in dict.fromkeys(row.epilogue for row in rows):
+        parts.append(f"## {epilogue}\n\n{table(row for row in rows if row.epilogue == epilogue)}\n")
+    text = "\n".join([*parts, summary(content)])
+    (out / "table.md").write_text(text + "\n")
+    print(text)
+    if rows and not roofline(content, out / "roofline.svg"):
+        print("no plot: matplotlib is not installed")

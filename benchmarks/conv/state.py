@@ -1,0 +1,49 @@
+"""The folder that the phases share, and the variables with which their processes find it. Imports no JAX."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+TUNED = "tuned.json"
+RESULTS = "results.json"
+
+
+def environment(out: Path, gpu: int | None, cached: bool = True) -> dict[str, str]:
+    """The variables of a process that tunes or measures: one GPU, and the caches in `out`."""
+    return {
+        **os.environ,
+        **({} if gpu is None else {"CUDA_VISIBLE_DEVICES": str(gpu)}),
+        "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+        "XLA_FP8_CACHE_DIR": str(out / "choices"),
+        "XLA_FP8_AUTOTUNE": "0",
+        "JAX_COMPILATION_CACHE_DIR": str(out / "xla"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        "JAX_ENABLE_COMPILATION_CACHE": "true" if cached else "false",
+    }
+
+
+def gpus() -> int:
+    """How many GPUs there are, asked without holding one."""
+    try:
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return 0
+    return listed.count("GPU ")
+
+
+def load_tuned(out: Path) -> dict[str, Any]:
+    """What was tuned before: "case / contestant" → its answer."""
+    path = out / TUNED
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def write(path: Path, content: Any) -> None:
+    """A JSON file, whole or not at all."""
+    temporary = path.with_suffix(".part")
+    temporary.write_text(json.dumps(content, indent=1))
+    temporary.replace(path)

@@ -1,0 +1,168 @@
+"""How long one call takes on the device, from whole programs: contestants in turn, behind a delay."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+
+from benchmarks.conv.programs import calls
+
+ROUNDS = 5
+_ROUND = 4e-3  # seconds of work behind one delay
+_MOST_RUNS = 24  # the runtime lets 32 programs wait
+_POOL = 1 << 22
+
+
+@dataclasses.dataclass(frozen=True)
+class Timing:
+    """
+    Attributes:
+        us: microseconds of one call, the median of the rounds.
+        spread: largest minus least of the rounds, in microseconds.
+        host_bound: the host could not launch as fast as the device worked, so the time is not the device's.
+        first_s: seconds of the first run, in which cuDNN builds its plans.
+    """
+
+    us: float
+    spread: float
+    host_bound: bool
+    first_s: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Contestant:
+    """A compiled program with its arguments on the device."""
+
+    executable: Any
+    arguments: tuple[Any, ...]
+    calls: int
+
+
+@functools.cache
+def _delay() -> Callable[[], jax.Array]:
+    """Some milliseconds of work for the device: what is launched meanwhile runs without gaps."""
+    size = 8192 if jax.default_backend() != "cpu" else 256
+    key = jax.random.key(0)
+    matrix = jax.random.normal(key, (size, size), jnp.bfloat16) / size**0.5
+
+    def several(x: jax.Array, w: jax.Array) -> jax.Array:
+        for _ in range(3):
+            x = x @ w
+        return x[0, 0]
+
+    options = {"xla_gpu_enable_triton_gemm": False} if jax.default_backend() != "cpu" else {}
+    compiled = jax.jit(several).lower(matrix, matrix).compile(compiler_options=options)
+    return functools.partial(compiled, matrix, matrix)
+
+
+def _seconds(contestant: Contestant | None, runs: int) -> tuple[float, float]:
+    """Seconds of a delay and some runs: until all is launched, and until all is done."""
+    start = time.perf_counter()
+    results: Any = _delay()()
+    for _ in range(runs if contestant else 0):
+        assert contestant is not None
+        results = contestant.executable(*contestant.arguments)
+    launched = time.perf_counter() - start
+    jax.block_until_ready(results)
+    return launched, time.perf_counter() - start
+
+
+def time_in_turn(contestants: Mapping[str, Contestant], rounds: int = ROUNDS) -> dict[str, Timing | str]:
+    """Times all, one after another in each round; or says why one has no time."""
+    firsts: dict[str, float] = {}
+    runs: dict[str, int] = {}
+    found: dict[str, Timing | str] = {}
+    _seconds(None, 0)
+    for name, contestant in contestants.items():
+        try:
+            start = time.perf_counter()
+            jax.block_until_ready(contestant.executable(*contestant.arguments))
+            firsts[name] = time.perf_counter() - start
+            once = min(_seconds(contestant, 1)[1] - _seconds(None, 0)[1] for _ in range(2))
+            runs[name] = max(3, min(_MOST_RUNS, int(_ROUND / max(once, 1e-6))))
+        except Exception as error:
+            found[name] = short(error)
+    samples: dict[str, list[float]] = {name: [] for name in runs}
+    behind: dict[str, int] = dict.fromkeys(runs, 0)
+    for _ in range(rounds):
+        delay = _seconds(None, 0)[1]
+        for name, count in runs.items():
+            launched, total = _seconds(contestants[name], count)
+            samples[name].append((total - delay) / count / contestants[name].calls * 1e6)
+            behind[name] += launched > delay and launched > 0.8 * total
+    for name, values in samples.items():
+        median = statistics.median(values)
+        found[name] = Timing(median, max(values) - min(values), behind[name] > rounds // 2, firsts[name])
+    return found
+
+
+def copy_bandwidth() -> float:
+    """Bytes a second that the device reads and writes when it copies, without what a launch costs."""
+    size = 1 << (30 if jax.default_backend() != "cpu" else 20)
+    array = jnp.zeros(size // 4, jnp.uint32)
+    compiled = jax.jit(lambda x: x + jnp.uint32(1)).lower(array).compile()
+    contestant = Contestant(compiled, (array,), 1)
+    jax.block_until_ready(compiled(array))
+    several = [(_seconds(contestant, 8)[1] - _seconds(contestant, 2)[1]) / 6 for _ in range(ROUNDS)]
+    return 2 * size / statistics.median(several)
+
+
+@functools.cache
+def _pool(dtype: Any) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(0).normal(size=_POOL).astype(dtype)
+
+
+class Inputs:
+    """Random operands on the device, made once for each shape and type and shared by contestants."""
+
+    def __init__(self, reduction: int) -> None:
+        self._reduction = reduction
+        self._made: dict[Any, jax.Array] = {}
+
+    def of(self, operands: Sequence[jax.ShapeDtypeStruct]) -> tuple[Any, ...]:
+        """The arguments of a program: inputs and filter normal, so scaled that outputs are of the order of tens."""
+        x, *rest = operands
+        inputs = [self._array(x, number) for number in range(calls(operands))]
+        return (inputs, *(self._array(operand, 100 + number) for number, operand in enumerate(rest)))
+
+    def _array(self, operand: jax.ShapeDtypeStruct, number: int) -> jax.Array:
+        key = operand.shape, operand.dtype, number
+        if key not in self._made:
+            self._made[key] = jax.device_put(self._values(operand, number))
+        return self._made[key]
+
+    def _values(self, operand: jax.ShapeDtypeStruct, number: int) -> np.ndarray[Any, Any]:
+        dtype = np.dtype(operand.dtype)
+        if not operand.shape:
+            return np.asarray(16 / self._reduction**0.5 if number == 101 else 1.0, dtype)
+        if len(operand.shape) == 1:
+            return (np.linspace(0.5, 1.5, operand.size) / self._reduction**0.5).astype(dtype)
+        # Other parts of one pool of random numbers: a new array is a copy, and takes no compilation.
+        pool = _pool(dtype)
+        start = 7919 * number % _POOL
+        return np.resize(np.concatenate([pool[start:], pool[:start]]), operand.shape)
+
+
+def agreement(expected: Sequence[jax.Array], results: Sequence[jax.Array]) -> dict[str, float]:
+    """How near results of the first call are to another contestant's: norm of the difference, share of equal FP8."""
+    a, b = (np.asarray(outputs[0]).reshape(-1) for outputs in (expected, results))
+    step = max(1, a.size >> 20)
+    a, b = a[::step], b[::step]
+    wide_a, wide_b = a.astype(np.float32), b.astype(np.float32)
+    norm = float(np.linalg.norm(wide_a - wide_b) / max(float(np.linalg.norm(wide_a)), 1e-30))
+    equal = float(np.mean(wide_a == wide_b)) if a.dtype == ml_dtypes.float8_e4m3fn else float("nan")
+    return {"norm": norm, "equal": equal}
+
+
+def short(error: BaseException) -> str:
+    """An error in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
