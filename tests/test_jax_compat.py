@@ -184,6 +184,11 @@ def test_equations_know_their_line_scope_and_context() -> None:
     (sine,) = call.params["jaxpr"].eqns
     assert str(_jax_compat.equation_source(sine)).startswith(f"{__file__}:")
     assert str(_jax_compat.equation_source_info(sine, within=call).name_stack) == "outer/inner"
+    (call,) = jax.make_jaxpr(lambda x: jax.nn.silu(x))(1.0).eqns
+    inner = call.params["jaxpr"].eqns[0]
+    assert _jax_compat.equation_source(inner) is None
+    inlined = inner.replace(source_info=_jax_compat.equation_source_info(inner, within=call))
+    assert str(_jax_compat.equation_source(inlined)).startswith(f"{__file__}:")
     assert not _jax_compat.has_own_context(sine)
 
 

@@ -371,9 +371,19 @@ def hide_from_sources(folder: str) -> None:
 
 
 def equation_source_info(equation: Any, *, within: Any) -> Any:
-    """The source info of an equation that is inlined where the equation `within` was: its name scopes joined."""
-    info = equation.source_info
-    return info.replace(name_stack=within.source_info.name_stack + info.name_stack)
+    """The source info of an equation that is inlined where the equation `within` was.
+
+    Their name scopes are joined. Where no line of the user's made the equation (jax.nn's functions are traced once, by
+    themselves), it has the line of the call.
+    """
+    info, call = equation.source_info, within.source_info
+    traceback = info.traceback if _has_user_frame(info.traceback) else call.traceback
+    return info.replace(traceback=traceback, name_stack=call.name_stack + info.name_stack)
+
+
+@functools.lru_cache(maxsize=4096)
+def _has_user_frame(traceback: Any) -> bool:
+    return _private("jax._src.source_info_util", "user_frame")(traceback) is not None
 
 
 def has_own_context(equation: Any) -> bool:
@@ -401,6 +411,39 @@ SHARDING_PARAMETERS = ("sharding", "out_sharding")
 @functools.cache
 def _unspecified() -> Any:
     return _private("jax._src.sharding_impls", "UNSPECIFIED")
+
+
+def evaluate_staged(jaxpr: Any, arguments: Sequence[Any], name: str) -> list[Any]:
+    """Evaluates a closed jaxpr. Where JAX is tracing, as the call of a jitted function.
+
+    One equation then holds the jaxpr as it is; to bind each of its equations again takes as long as to trace them did.
+    """
+    from jax.extend import core
+
+    tracing = isinstance(
+        _private("jax._src.core", "trace_ctx").trace, _private("jax._src.interpreters.partial_eval", "DynamicJaxprTrace")
+    )
+    if not tracing or jaxpr.consts:
+        return list(core.jaxpr_as_fun(jaxpr)(*arguments))
+    inputs, outputs = len(jaxpr.in_avals), len(jaxpr.out_avals)
+    parameters = _parameters_of_jit() | {
+        "jaxpr": jaxpr,
+        "name": name,
+        "in_shardings": (_unspecified(),) * inputs,
+        "out_shardings": (_unspecified(),) * outputs,
+        "in_layouts": (None,) * inputs,
+        "out_layouts": (None,) * outputs,
+        "donated_invars": (False,) * inputs,
+    }
+    return list(core.primitives.jit_p.bind(*arguments, **parameters))  # type: ignore[no-untyped-call]
+
+
+def _parameters_of_jit() -> dict[str, Any]:
+    """The parameters of a `jit` equation that is traced here: the installed JAX's own defaults, and the mesh."""
+    import jax
+
+    (equation,) = open_jaxpr(jax.make_jaxpr(jax.jit(lambda: ()))()).eqns
+    return dict(equation.params)
 
 
 def evaluate_equations(jaxpr: Any, arguments: Sequence[Any]) -> list[Any]:

@@ -332,6 +332,17 @@ def test_reasons_have_the_users_lines_and_advice_that_fits_jit(transform: Any, b
         assert __file__ in report.rewritten[0].reason
 
 
+def test_what_jax_nn_does_has_the_line_of_its_call() -> None:
+    def fn(x8: jax.Array, w8: jax.Array) -> jax.Array:
+        y = wide_layer(x8, w8)
+        y = jax.nn.silu(y)  # the fork
+        return quantize(jax.nn.softplus(y), 1.0)  # where it goes
+
+    (entry,) = xla_fp8.explain(fn)(*tensors()).rewritten
+    assert f"(multiply, {here(fn, 'the fork')})" in entry.reason
+    assert f"(compare, {here(fn, 'where it goes')})" in entry.reason
+
+
 def test_convolutions_of_our_own_functions_have_the_users_line() -> None:
     def fn(x8: jax.Array, w8: jax.Array) -> jax.Array:
         return xla_fp8.conv_general_dilated(x8, w8, (1, 1), "SAME", dimension_numbers=LAYOUT, activation="relu")
