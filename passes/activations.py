@@ -1,5 +1,8 @@
 """How activations look in HLO: as jax.nn writes them, as XLA's own matcher expects them, as people write them by hand.
 
+A spelling is taken only where it is the same function for every input, NaN and infinities included; rounding errors and
+the sign of a zero may differ (docs/numbers.md).
+
 Each pattern captures the activation's input as "x"; `find_activation` tries those that end in an instruction's opcode.
 """
 
@@ -12,7 +15,7 @@ from types import MappingProxyType
 
 from xla_fp8 import match as m
 from xla_fp8.hlo import HloInstruction, literal
-from xla_fp8.passes.values import constant_of
+from xla_fp8.passes.values import Scalar, bounded, constant_of, scalar_of
 
 x = m.any().capture("x")
 
@@ -39,46 +42,98 @@ def _width(instruction: HloInstruction) -> str:
     return element_type if element_type in _TOLERANCE else "f32"
 
 
-def positive(value: m.Pattern) -> m.Pattern:
-    """`value > 0`, or `>= 0`: at 0 both branches of what follows agree."""
+def _compared(value: m.Pattern, direction: str, mirrored: str) -> m.Pattern:
+    """A comparison of `value` with 0, either way round."""
     zero = number(0)
     return m.any_of(
-        m.compare(value, zero).with_comparison_direction("GT"),
-        m.compare(value, zero).with_comparison_direction("GE"),
+        m.compare(value, zero).with_comparison_direction(direction),
+        m.compare(zero, value).with_comparison_direction(mirrored),
+    )
+
+
+def positive(value: m.Pattern) -> m.Pattern:
+    """`value > 0`, or `>= 0`: at 0 both branches of what follows agree. False for NaN."""
+    return m.any_of(_compared(value, "GT", "LT"), _compared(value, "GE", "LE"))
+
+
+def negative(value: m.Pattern) -> m.Pattern:
+    """`value < 0`, or `<= 0`. False for NaN."""
+    return m.any_of(_compared(value, "LT", "GT"), _compared(value, "LE", "GE"))
+
+
+def piecewise(above: m.Pattern, below: m.Pattern) -> m.Pattern:
+    """jnp.where(x > 0, above, below), or the other way round. Both must be NaN for a NaN: it takes the other branch."""
+    return m.any_of(m.select(positive(x), above, below), m.select(negative(x), below, above))
+
+
+def product(a: m.Pattern, b: m.Pattern, c: m.Pattern) -> m.Pattern:
+    """Three factors in any order, whichever two are multiplied first."""
+    return m.any_of(
+        m.multiply_any_order(m.multiply_any_order(a, b), c),
+        m.multiply_any_order(m.multiply_any_order(a, c), b),
+        m.multiply_any_order(a, m.multiply_any_order(b, c)),
     )
 
 
 def sigmoid(value: m.Pattern) -> m.Pattern:
     """`logistic(x)`, or `1 / (1 + exp(-x))` as JAX lowers it."""
-    spelled = m.divide(number(1), m.add_any_order(m.exponential(m.negate(value)), number(1)))
-    return m.any_of(m.logistic(value), spelled)
+    return m.any_of(m.logistic(value), m.divide(number(1), _one_plus_exp_of_minus(value)))
 
 
-ELU = m.any_of(
-    # Where XLA's own matcher looks.
-    m.select(positive(x), x, m.exponential_minus_one(x)),
+def _one_plus_exp_of_minus(value: m.Pattern) -> m.Pattern:
+    return m.add_any_order(m.exponential(m.negate(value)), number(1))
+
+
+def _exp_minus_one(value: m.Pattern) -> m.Pattern:
+    return m.any_of(
+        m.exponential_minus_one(value),
+        m.subtract(m.exponential(value), number(1)),
+        m.add_any_order(m.exponential(value), number(-1)),
+    )
+
+
+_AT_MOST_ZERO = m.minimum_any_order(x, number(0))
+_ELU_BELOW = m.any_of(
+    _exp_minus_one(x),  # where XLA's own matcher looks
     # jax.nn.elu: the untaken branch is kept finite by a select of its own; alpha is 1.
-    m.select(positive(x), x, m.exponential_minus_one(m.select(positive(x), number(0), x))),
-    m.select(
-        positive(x), x, m.multiply_any_order(m.exponential_minus_one(m.select(positive(x), number(0), x)), number(1))
-    ),
+    _exp_minus_one(m.any_of(m.select(positive(x), number(0), x), _AT_MOST_ZERO)),
 )
-LEAKY_RELU = m.select(positive(x), x, m.multiply_any_order(x, m.any().capture("slope")))
+ELU = piecewise(x, m.any_of(_ELU_BELOW, m.multiply_any_order(_ELU_BELOW, number(1))))
+_ELU_SUM = m.add_any_order(m.maximum_any_order(x, number(0)), _exp_minus_one(_AT_MOST_ZERO))
+LEAKY_RELU = piecewise(x, m.multiply_any_order(x, m.any().capture("slope")))
 SILU = m.multiply_any_order(x, sigmoid(x))
-SIGMOID = m.divide(number(1), m.add_any_order(m.exponential(m.negate(x)), number(1)))
+_SILU_QUOTIENT = m.divide(x, _one_plus_exp_of_minus(x))
+SIGMOID = m.divide(number(1), _one_plus_exp_of_minus(x))
 
-_CUBE = m.any_of(m.multiply_any_order(m.multiply(x, x), x), m.power(x, number(3)))
+_C = 0.044715
+_SQUARE = m.any_of(m.multiply(x, x), m.power(x, number(2)))
+_CUBE = m.any_of(m.multiply_any_order(_SQUARE, x), m.power(x, number(3)))
+_SCALED_X = m.multiply_any_order(x, number(_C))
+_SCALED_SQUARE = m.any_of(m.multiply_any_order(_SQUARE, number(_C)), m.multiply_any_order(_SCALED_X, x))
+_SCALED_CUBE = m.any_of(
+    m.multiply_any_order(_CUBE, number(_C)),
+    m.multiply_any_order(_SCALED_SQUARE, x),
+    m.multiply_any_order(_SCALED_X, _SQUARE),
+)
+_SQRT_2_PI = math.sqrt(2 / math.pi)
 _TANH = m.tanh(
-    m.multiply_any_order(
-        m.add_any_order(x, m.multiply_any_order(_CUBE, number(0.044715))), number(math.sqrt(2 / math.pi))
+    m.any_of(
+        m.multiply_any_order(m.add_any_order(x, _SCALED_CUBE), number(_SQRT_2_PI)),
+        product(x, number(_SQRT_2_PI), m.add_any_order(_SCALED_SQUARE, number(1))),
+        m.add_any_order(
+            m.multiply_any_order(x, number(_SQRT_2_PI)), m.multiply_any_order(_CUBE, number(_SQRT_2_PI * _C))
+        ),
     )
 )
-_ONE_PLUS_TANH = m.add_any_order(_TANH, number(1))
-GELU_TANH = m.any_of(
-    m.multiply_any_order(x, m.multiply_any_order(_ONE_PLUS_TANH, number(0.5))),
-    m.multiply_any_order(m.multiply_any_order(x, number(0.5)), _ONE_PLUS_TANH),
-    m.multiply_any_order(m.multiply_any_order(x, _ONE_PLUS_TANH), number(0.5)),
-)
+
+
+def _gelu(value: m.Pattern) -> m.Pattern:
+    """x * (1 + value) / 2, with the half in any of its places."""
+    halved = m.add_any_order(m.multiply_any_order(value, number(0.5)), number(0.5))
+    return m.any_of(product(x, number(0.5), m.add_any_order(value, number(1))), m.multiply_any_order(x, halved))
+
+
+GELU_TANH = _gelu(_TANH)
 
 
 def _polynomial(variable: m.Pattern, coefficients: tuple[float, ...]) -> m.Pattern:
@@ -121,45 +176,38 @@ def _erfc_expanded() -> m.Pattern:
     return m.select(m.compare(m.abs_(z), number(1)).with_comparison_direction(less), near, far)
 
 
-_SQRT_HALF = math.sqrt(0.5)
+_SQRT_HALF, _SQRT_TWO = math.sqrt(0.5), math.sqrt(2)
+_X_SQRT_HALF = m.any_of(m.multiply_any_order(x, number(_SQRT_HALF)), m.divide(x, number(_SQRT_TWO)))
 # z = -x * sqrt(1/2), in f32 even where x is bf16.
 _MINUS_X_SQRT_HALF = m.any_of(
+    m.negate(_X_SQRT_HALF),
     m.multiply_any_order(m.negate(x), number(_SQRT_HALF)),
-    m.negate(m.multiply_any_order(x, number(_SQRT_HALF))),
+    m.divide(m.negate(x), number(_SQRT_TWO)),
     m.multiply_any_order(x, number(-_SQRT_HALF)),
+    m.divide(x, number(-_SQRT_TWO)),
 )
 _ERFC_ARGUMENT = m.any_of(_MINUS_X_SQRT_HALF, m.convert(_MINUS_X_SQRT_HALF))
 _ERFC = _erfc_expanded()
-_ERF_ARGUMENT = m.any_of(m.multiply_any_order(x, number(_SQRT_HALF)), m.divide(x, number(math.sqrt(2))))
-_ONE_PLUS_ERF = m.add_any_order(m.erf(_ERF_ARGUMENT), number(1))
-GELU_ERF = m.any_of(
-    m.multiply_any_order(m.multiply_any_order(x, number(0.5)), _ONE_PLUS_ERF),
-    m.multiply_any_order(x, m.multiply_any_order(_ONE_PLUS_ERF, number(0.5))),
-    m.multiply_any_order(m.multiply_any_order(x, _ONE_PLUS_ERF), number(0.5)),
-)
-_GELU_ERFC = m.multiply_any_order(
-    m.multiply_any_order(x, number(0.5)),
-    m.any_of(
-        m.select(m.any(), m.any(), m.any()).capture("erfc"),
-        m.convert(m.select(m.any(), m.any(), m.any()).capture("erfc")),
-    ),
-)
+GELU_ERF = _gelu(m.erf(_X_SQRT_HALF))
+_SOME_SELECT = m.select(m.any(), m.any(), m.any()).capture("erfc")
+_GELU_ERFC = product(x, number(0.5), m.any_of(_SOME_SELECT, m.convert(_SOME_SELECT)))
 
 
 @dataclasses.dataclass(frozen=True)
 class Activation:
-    """An activation found at `instruction`, applied to `input`."""
+    """An activation, applied to `input`: a graph op, or "leaky_relu" with its slope, a constant of at most 1."""
 
     op: str
     input: HloInstruction
-    slope: float | None = None
+    slope: Scalar | None = None
 
 
 _SIMPLE: Mapping[str, tuple[tuple[str, m.Pattern], ...]] = MappingProxyType(
     {
         "select": (("elu", ELU),),
+        "add": (("elu", _ELU_SUM),),
         "multiply": (("silu", SILU), ("gelu_tanh", GELU_TANH), ("gelu_erf", GELU_ERF)),
-        "divide": (("sigmoid", SIGMOID),),
+        "divide": (("sigmoid", SIGMOID), ("silu", _SILU_QUOTIENT)),
         "logistic": (("sigmoid", m.logistic(x)),),
         "tanh": (("tanh", m.tanh(x)),),
     }
@@ -171,13 +219,17 @@ def find_activation(instruction: HloInstruction) -> Activation | None:
     for op, pattern in _SIMPLE.get(instruction.opcode, ()):
         if found := m.match(instruction, pattern):
             return Activation(op, found["x"])
-    if instruction.opcode == "select" and (found := m.match(instruction, LEAKY_RELU)):
-        slope = constant_of(found["slope"])
-        # max(x, slope * min(x, 0)) is the select only for slopes up to 1.
-        if slope is not None and slope <= 1:
+    if instruction.opcode != "select":
+        return _find_gelu_erfc(instruction) if instruction.opcode == "multiply" else None
+    # jnp.where(x < 0, 0, x) keeps NaN, as HLO's max(x, 0) does; jnp.where(x > 0, x, 0) makes 0 of it.
+    if (relu := bounded(instruction)) and relu.opcode == "maximum" and relu.bound == 0 and relu.keeps_nan:
+        return Activation("relu", relu.value)
+    if found := m.match(instruction, LEAKY_RELU):
+        slope = scalar_of(found["slope"])
+        value = slope.constant() if slope else None
+        # max(x, slope * min(x, 0)) is the select only for slopes up to 1; an infinite one makes NaN of 0.
+        if value is not None and -math.inf < value <= 1:
             return Activation("leaky_relu", found["x"], slope)
-    if instruction.opcode == "multiply":
-        return _find_gelu_erfc(instruction)
     return None
 
 

@@ -101,6 +101,15 @@ def find_dequantized(operand: HloInstruction, channel: int | None = None) -> Deq
             channel = _source_dimension(current, channel)
             moves.append(current)
             current = current.operand(0)
+        elif current.opcode == "opt-barrier" or (
+            current.opcode == "get-tuple-element" and current.operand(0).opcode == "opt-barrier"
+        ):
+            return _refusal(
+                "optimization-barrier",
+                current,
+                "comes out of an optimization barrier: nothing is fused across it",
+                "take lax.optimization_barrier away, or put it in front of the dequantization",
+            )
         else:
             return _refusal(
                 "not-dequantized",

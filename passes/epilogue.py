@@ -23,6 +23,7 @@ from xla_fp8.passes.values import (
     ChannelVector,
     Scalar,
     as_f32,
+    bounded,
     broadcast_scalar,
     channel_vector_of,
     constant_of,
@@ -134,10 +135,18 @@ class EpilogueCapture:
                 self.steps[instruction] = step
                 if step.kind == "value":
                     push_users(instruction)
-            elif instruction.opcode in _POINTWISE and instruction.shape.rank == self.result.shape.rank:
-                # Perhaps the inside of an activation, which is recognised at its last instruction.
+            elif self.may_be_inside(instruction):
                 misses += 1
                 push_users(instruction)
+
+    def may_be_inside(self, instruction: HloInstruction) -> bool:
+        """Whether it may belong to an activation or an amax, which are recognised at their last instruction."""
+        shape = instruction.shape
+        return (
+            (instruction.opcode in _POINTWISE or instruction.opcode in _MOVES)
+            and shape.is_array
+            and shape.element_count == self.result.shape.element_count
+        )
 
     def shared(self, step: Step) -> Step:
         """`step`; or, where the graph has the value already, that one: JAX writes `y * c` as often as the user does."""
@@ -157,9 +166,11 @@ class EpilogueCapture:
         opcode = instruction.opcode
         if opcode == "reduce":
             return self.amax(instruction)
+        if opcode in ("opt-barrier", "tuple") and (barrier := _barrier_refusal(instruction)):
+            self.stops.append(barrier)
         if not instruction.shape.is_array:
             return None
-        if instruction.shape.element_type in FP8_TYPES:
+        if instruction.shape.is_fp8:
             return self.saturating_cast(instruction)
         if instruction.shape.element_type not in WIDE_TYPES or not instruction.shape.same_dimensions(self.result.shape):
             return None
@@ -170,6 +181,8 @@ class EpilogueCapture:
             return self.activation(instruction, found)
         if opcode == "clamp":
             return self.relu6(instruction)
+        if opcode == "select":
+            self.clamping_select(instruction)
         if opcode in ("add", "subtract", "multiply", "divide", "maximum", "minimum"):
             return self.binary(instruction)
         return None
@@ -238,16 +251,17 @@ class EpilogueCapture:
     def activation(self, instruction: HloInstruction, found: Activation) -> Step | None:
         source = found.input
         interior = self.interior(instruction, source)
+        if found.op == "relu":  # its comparison may be of what `source` is made of
+            interior = (instruction.operand(0),)
         if found.op == "leaky_relu":
             assert found.slope is not None
-            slope = self._slope_side(instruction)
             ops = (
                 Op("min", (source,), (0.0,)),
-                Op("scale", (0,), (slope,)),
+                Op("scale", (0,), (found.slope,)),
                 Op("max", (1, source)),
             )
             return Step(instruction, ops, (source,), interior)
-        if found.op != "elu" and not self.extended:
+        if found.op not in ("relu", "elu") and not self.extended:
             self.stop(
                 "needs-extended-dialect",
                 instruction,
@@ -257,13 +271,6 @@ class EpilogueCapture:
             return None
         return Step(instruction, (Op(found.op, (source,)),), (source,), interior)
 
-    @staticmethod
-    def _slope_side(select: HloInstruction) -> Scalar:
-        for operand in select.operand(2).operands:
-            if (scalar := scalar_of(operand)) and scalar.constant() is not None:
-                return scalar
-        raise AssertionError("find_activation has matched a constant slope")
-
     def relu6(self, instruction: HloInstruction) -> Step | None:
         low, source, high = instruction.operands
         upper = constant_of(high)
@@ -271,22 +278,38 @@ class EpilogueCapture:
             return None
         return Step(instruction, (Op("relu", (source,)), Op("min", (0,), (high,))), (source,))
 
+    def clamping_select(self, instruction: HloInstruction) -> None:
+        """A relu or clamp that would be one of the graph's, were it not for NaN: never a step, but a reason to stop."""
+        found = bounded(instruction)
+        if found and not found.keeps_nan and self.in_graph(found.value):
+            self.stop(
+                "nan-to-number",
+                instruction,
+                f"makes {found.bound:g} of NaN, which the graph's relu, min and max pass on",
+                "write jax.nn.relu or jnp.clip, or let the comparison pick the bound: jnp.where(y < 0, 0, y)",
+            )
+
     def amax(self, instruction: HloInstruction) -> Step | None:
-        """reduce-max of abs over every dimension; without abs where the value cannot be negative."""
+        """reduce-max of abs over every dimension; without abs where the value cannot be negative.
+
+        The order of the elements does not matter to it: they may be moved (jnp.ravel) in front of abs or behind it.
+        """
         if len(instruction.operands) != 2 or not instruction.shape.is_scalar:
             return None
         value, init = instruction.operands
-        interior: tuple[HloInstruction, ...] = ()
-        if value.opcode == "abs":
-            interior, value = (value,), value.operand(0)
-        elif not self.is_nonnegative(value):
+        has_abs, interior = False, []
+        while not self.in_graph(value) and (value.opcode in _MOVES or (value.opcode == "abs" and not has_abs)):
+            has_abs |= value.opcode == "abs"
+            interior.append(value)
+            value = value.operand(0)
+        if not has_abs and not self.is_nonnegative(value):
             return None
         start = constant_of(init)
         if not self.in_graph(value) or start is None or start > 0 or not _reduces_with(instruction, "maximum"):
             return None
         if instruction.shape.element_type not in WIDE_TYPES:
             return None
-        return Step(instruction, (Op("amax", (value,)),), (value,), interior, kind="amax")
+        return Step(instruction, (Op("amax", (value,)),), (value,), tuple(interior), kind="amax")
 
     def is_nonnegative(self, value: HloInstruction) -> bool:
         """Whether an in-graph value is a relu, or a relu behind converts and relu6's min."""
@@ -308,6 +331,15 @@ class EpilogueCapture:
             clamp = clamp.operand(0)
             interior.append(clamp)
         type_ = instruction.shape.element_type
+        if type_ not in FP8_TYPES:
+            if self.in_graph(clamp.operand(1) if clamp.opcode == "clamp" else instruction.operand(0)):
+                self.stop(
+                    "fp8-type",
+                    instruction,
+                    f"converts to {type_}, a type that a graph cannot store",
+                    "quantize to float8_e4m3fn or float8_e5m2",
+                )
+            return None
         largest = FP8_MAX[type_]
         if clamp.opcode != "clamp":
             if self.in_graph(instruction.operand(0)):
@@ -466,6 +498,8 @@ class EpilogueCapture:
         return described(instruction)
 
     def _two_endpoints(self, value: HloInstruction, outside: HloInstruction | None, output: Step) -> Refusal:
+        if outside is not None and (barrier := _barrier_refusal(outside)):
+            return barrier
         other = self.described(outside) if outside is not None else "the computation's result"
         end = self.described(output.instruction)
         return Refusal(
@@ -533,7 +567,7 @@ class EpilogueCapture:
             return None
         # What a fork looks like is often an activation that the dialect cannot say: the activation is the reason.
         for stop in reversed(self.stops):
-            if stop.rule == "needs-extended-dialect":
+            if stop.rule in ("needs-extended-dialect", "nan-to-number"):
                 return stop
         if blocked is not None:
             return blocked
@@ -577,6 +611,20 @@ def build_side(
     return side if extended else as_f32(side)
 
 
+def _barrier_refusal(user: HloInstruction) -> Refusal | None:
+    """Why nothing goes on behind an optimization barrier, or the tuple of its operands; None for anything else."""
+    for barrier in user.users if user.opcode == "tuple" else (user,):
+        if barrier.opcode == "opt-barrier":
+            return Refusal(
+                "optimization-barrier",
+                f"{described(barrier)} is an optimization barrier: nothing is fused across it",
+                "take lax.optimization_barrier away, or put it behind the cast; jax.checkpoint makes none with "
+                "prevent_cse=False",
+                barrier,
+            )
+    return None
+
+
 def _reduces_with(reduce: HloInstruction, opcode: str) -> bool:
     """Whether the reduction applies `opcode` to its two parameters."""
     root = reduce.to_apply.root
@@ -588,4 +636,6 @@ def _reduces_with(reduce: HloInstruction, opcode: str) -> bool:
     )
 
 
+_MOVES = frozenset({"reshape", "bitcast", "transpose", "copy", "reverse"})
+"""What changes the order of the elements and nothing else."""
 _POINTWISE = frozenset(ELEMENTWISE_BINARY | ELEMENTWISE_UNARY | {"select", "clamp"})

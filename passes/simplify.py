@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 
 from xla_fp8.hlo import HloInstruction, HloModule, Shape
 from xla_fp8.passes.base import Pass, rewritable_computations
-from xla_fp8.passes.values import broadcast_scalar, constant_of, scalar_of
+from xla_fp8.passes.values import WIDE_TYPES, bounded, broadcast_scalar, constant_of, scalar_of
 from xla_fp8.target import Target
 
 Rule = Callable[[HloInstruction], HloInstruction | None]
 
 
 class Simplify(Pass):
-    """Rewrites min/max pairs to clamps and scalars behind layers of broadcasts to one broadcast.
+    """Rewrites selects to min and max, these to clamps, and scalars behind layers of broadcasts to one.
 
     Before::
 
@@ -27,7 +27,9 @@ class Simplify(Pass):
         %wide = f32[8] broadcast(f32[] convert(%scale))
 
     Also removes converts, reshapes and transposes that change nothing. min(max(x, lo), hi) is clamp(lo, x, hi) for
-    lo <= hi, NaN included: HLO's minimum, maximum and clamp all hand NaN on.
+    lo <= hi, NaN included: HLO's minimum, maximum and clamp all hand NaN on. So does select(x > hi, hi, x), which is
+    min(x, hi); select(x < hi, x, hi), which makes hi of NaN, is not. Selects of 0 are left alone: of -0 they may make
+    another zero than a maximum does.
     """
 
     name = "simplify"
@@ -35,31 +37,42 @@ class Simplify(Pass):
     def run(self, module: HloModule, target: Target) -> bool:
         changed = False
         for computation in rewritable_computations(module):
-            touched = False
-            # Operands before users, so that one sweep sees simplified operands.
-            for instruction in computation.instructions:
-                if instruction.parent is not computation or instruction.has_control_dependencies:
-                    continue
-                if self.context.fuel == 0:
-                    break
-                for rule in RULES.get(instruction.opcode, ()):
-                    new = rule(instruction)
-                    if new is None:
-                        continue
-                    self.context.consume_fuel()
-                    if (sharding := instruction.sharding) and new.sharding is None and new.opcode != "parameter":
-                        new.attributes["sharding"] = sharding
-                    name = instruction.name
-                    computation.replace(instruction, new)
-                    if rule is not no_change:
-                        computation.rename(new, name)
-                    touched = True
-                    break
-            if touched:
+            instructions = computation.instructions
+            # Operands before users, so that the rules see simplified operands.
+            if self.apply(RULES, instructions):
+                computation.remove_dead()
+                computation.restore_order()
+                instructions, changed = computation.instructions, True
+            # Users first: in min(max(min(y, 6), -448), 448) it is the outer two that are the saturating clamp.
+            if self.apply(CLAMP_RULES, reversed(instructions)):
                 computation.remove_dead()
                 computation.restore_order()
                 changed = True
         return changed
+
+    def apply(self, rules: Mapping[str, tuple[Rule, ...]], instructions: Iterable[HloInstruction]) -> bool:
+        """Replaces each instruction that a rule has something for; returns whether there was one."""
+        applied = False
+        for instruction in instructions:
+            computation = instruction.parent
+            if computation is None or instruction.has_control_dependencies:
+                continue
+            if self.context.fuel == 0:
+                break
+            for rule in rules.get(instruction.opcode, ()):
+                new = rule(instruction)
+                if new is None:
+                    continue
+                self.context.consume_fuel()
+                if (sharding := instruction.sharding) and new.sharding is None and new.opcode != "parameter":
+                    new.attributes["sharding"] = sharding
+                name = instruction.name
+                computation.replace(instruction, new)
+                if rule is not no_change:
+                    computation.rename(new, name)
+                applied = True
+                break
+        return applied
 
 
 def min_max_to_clamp(instruction: HloInstruction) -> HloInstruction | None:
@@ -79,6 +92,16 @@ def min_max_to_clamp(instruction: HloInstruction) -> HloInstruction | None:
             if (inner_bound <= outer_bound) if instruction.opcode == "minimum" else (outer_bound <= inner_bound):
                 return _create(instruction, "clamp", instruction.shape, [low, x, high])
     return None
+
+
+def select_to_min_max(instruction: HloInstruction) -> HloInstruction | None:
+    """select(x < lo, lo, x) → max(x, lo) and select(x > hi, hi, x) → min(x, hi), for constants that are not 0."""
+    if instruction.shape.element_type not in WIDE_TYPES:
+        return None
+    found = bounded(instruction)
+    if found is None or not found.keeps_nan or found.bound == 0:
+        return None
+    return _create(instruction, found.opcode, instruction.shape, [found.value, found.bound_operand])
 
 
 def one_broadcast(instruction: HloInstruction) -> HloInstruction | None:
@@ -112,15 +135,16 @@ def no_change(instruction: HloInstruction) -> HloInstruction | None:
     return source
 
 
-RULES: dict[str, tuple[Rule, ...]] = {
-    "minimum": (min_max_to_clamp,),
-    "maximum": (min_max_to_clamp,),
+RULES: Mapping[str, tuple[Rule, ...]] = {
+    "select": (select_to_min_max,),
     "broadcast": (one_broadcast,),
     "convert": (no_change, one_broadcast),
     "reshape": (no_change, one_broadcast),
     "transpose": (no_change, one_broadcast),
 }
 """Rules by the opcode they look at."""
+
+CLAMP_RULES: Mapping[str, tuple[Rule, ...]] = {"minimum": (min_max_to_clamp,), "maximum": (min_max_to_clamp,)}
 
 
 def _create(instruction: HloInstruction, opcode: str, shape: Shape, operands: list[HloInstruction]) -> HloInstruction:

@@ -7,6 +7,7 @@ JAX writes the same scale in many ways: converted before or after it is broadcas
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from xla_fp8.hlo import HloComputation, HloInstruction, Shape
 from xla_fp8.hlo.literal import format_scalar, numpy_dtype
@@ -85,6 +86,72 @@ def constant_of(instruction: HloInstruction) -> float | None:
     """The constant that every element of `instruction` is, or None."""
     scalar = scalar_of(instruction)
     return scalar.constant() if scalar else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Bounded:
+    """A maximum or minimum of a value and a constant, or a select that is one: jnp.where(value < bound, bound, value).
+
+    Attributes:
+        opcode: "maximum" or "minimum".
+        value: what is bounded.
+        bound_operand, bound: the constant.
+        keeps_nan: whether it is NaN where `value` is, as HLO's maximum and minimum are; else it is `bound` there.
+    """
+
+    opcode: str
+    value: HloInstruction
+    bound_operand: HloInstruction
+    bound: float
+    keeps_nan: bool = True
+
+    def keeps_side_of(self, other: float) -> bool:
+        """Whether the result is beyond `other`, on the side that is not bounded, exactly where `value` is."""
+        return self.bound >= other if self.opcode == "minimum" else self.bound <= other
+
+
+def bounded(instruction: HloInstruction, nested: bool = True) -> Bounded | None:
+    """`instruction` as a maximum or minimum with a constant; None where it is neither.
+
+    Args:
+        nested: whether what a select compares may be the inside of another one: where(y < 0, 0, where(y > 6, 6, y)).
+    """
+    if instruction.opcode in ("maximum", "minimum"):
+        for value, other in (instruction.operands, instruction.operands[::-1]):
+            if (bound := constant_of(other)) is not None and not math.isnan(bound):
+                return Bounded(instruction.opcode, value, other, bound)
+        return None
+    if instruction.opcode != "select":
+        return None
+    compare, when_true, when_false = instruction.operands
+    if compare.opcode != "compare" or compare.attr("type") == "TOTALORDER":
+        return None
+    direction = compare.attr("direction")
+    for value, keeps_nan, other in ((when_false, True, when_true), (when_true, False, when_false)):
+        bound = constant_of(other)
+        if bound is None or math.isnan(bound):
+            continue
+        for compared, less in ((0, ("LT", "LE")), (1, ("GT", "GE"))):
+            if direction not in ("LT", "LE", "GT", "GE") or constant_of(compare.operand(1 - compared)) != bound:
+                continue
+            # Where the value is less, the bound is taken (a maximum), or the value is (a minimum).
+            opcode = "maximum" if (direction in less) == keeps_nan else "minimum"
+            subject = compare.operand(compared)
+            if subject is value or (nested and _bounded_on_the_other_side(value, subject, bound, opcode)):
+                return Bounded(opcode, value, other, bound, keeps_nan)
+    return None
+
+
+def _bounded_on_the_other_side(value: HloInstruction, compared: HloInstruction, bound: float, opcode: str) -> bool:
+    """Whether comparing `compared` says the same as comparing `value`."""
+    inner = bounded(value, nested=False)
+    return (
+        inner is not None
+        and inner.opcode != opcode
+        and inner.value is compared
+        and inner.keeps_nan
+        and inner.keeps_side_of(bound)
+    )
 
 
 def _is_uniform(constant: HloInstruction) -> bool:

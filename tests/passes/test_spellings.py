@@ -1,0 +1,267 @@
+"""Activations, clamps and amax as people write them by hand: which are fused, and that NaN and infinities stay."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import xla_fp8
+from xla_fp8 import _jax_compat, hlo, passes
+from xla_fp8.report import Entry
+
+E4M3 = jnp.float8_e4m3fn
+Array = jax.Array
+WIDE = {"f32": jnp.float32, "bf16": jnp.bfloat16, "f16": jnp.float16}
+X, W = jax.ShapeDtypeStruct((2, 8, 8, 16), E4M3), jax.ShapeDtypeStruct((3, 3, 16, 32), E4M3)
+C = math.sqrt(2 / math.pi)
+
+LEAKY = "min scale max"
+SPELLINGS: dict[str, tuple[str, Callable[[Array], Array]]] = {
+    "relu_less": ("relu", lambda y: jnp.where(y < 0, 0, y)),
+    "relu_less_equal": ("relu", lambda y: jnp.where(y <= 0, 0.0, y)),
+    "relu_mirrored": ("relu", lambda y: jnp.where(jnp.greater(0, y), 0.0, y)),
+    "relu_select": ("relu", lambda y: lax.select(y < 0, jnp.zeros_like(y), y)),
+    "relu6_of_where": ("min relu", lambda y: jnp.where(y < 0, 0, jnp.where(y > 6, 6, y))),
+    "relu6_other_way": ("relu min", lambda y: jnp.where(y > 6, 6, jnp.where(y < 0, 0, y))),
+    "relu6_of_relu": ("relu min", lambda y: jnp.minimum(jnp.where(y < 0, 0, y), 6)),
+    "upper_bound": ("min", lambda y: jnp.where(y > 100, 100, y)),
+    "lower_bound": ("max", lambda y: jnp.where(y <= -0.5, -0.5, y)),
+    "leaky_less": (LEAKY, lambda y: jnp.where(y < 0, 0.1 * y, y)),
+    "leaky_less_equal": (LEAKY, lambda y: jnp.where(y <= 0, y * 0.1, y)),
+    "leaky_mirrored": (LEAKY, lambda y: jnp.where(jnp.less_equal(0, y), y, y * 0.1)),
+    "leaky_max": ("scale max", lambda y: jnp.maximum(y, 0.1 * y)),
+    "elu": ("elu", lambda y: jnp.where(y > 0, y, jnp.expm1(y))),
+    "elu_exp": ("elu", lambda y: jnp.where(y > 0, y, jnp.exp(y) - 1)),
+    "elu_less": ("elu", lambda y: jnp.where(y < 0, jnp.expm1(y), y)),
+    "elu_guarded": ("elu", lambda y: jnp.where(y > 0, y, jnp.expm1(jnp.minimum(y, 0)))),
+    "elu_exp_guarded": ("elu", lambda y: jnp.where(y < 0, jnp.exp(jnp.minimum(y, 0)) - 1, y)),
+    "elu_sum": ("elu", lambda y: jnp.maximum(y, 0) + jnp.expm1(jnp.minimum(y, 0))),
+    "silu_quotient": ("silu", lambda y: y / (1 + jnp.exp(-y))),
+    "silu_product": ("silu", lambda y: y * (1 / (1 + jnp.exp(-y)))),
+    "sigmoid": ("sigmoid", lambda y: 1 / (1 + jnp.exp(-y))),
+    "gelu_tanh": ("gelu_tanh", lambda y: 0.5 * y * (1 + jnp.tanh(C * (y + 0.044715 * y**3)))),
+    "gelu_tanh_factored": ("gelu_tanh", lambda y: 0.5 * y * (1 + jnp.tanh(y * C * (1 + 0.044715 * y * y)))),
+    "gelu_tanh_square": ("gelu_tanh", lambda y: y * 0.5 * (1 + jnp.tanh(C * y * (1 + 0.044715 * y**2)))),
+    "gelu_tanh_products": ("gelu_tanh", lambda y: 0.5 * y * (1 + jnp.tanh(C * (y + 0.044715 * y * y * y)))),
+    "gelu_tanh_power": ("gelu_tanh", lambda y: 0.5 * (y * (1 + jnp.tanh(C * (y + 0.044715 * jnp.power(y, 3)))))),
+    "gelu_tanh_expanded": ("gelu_tanh", lambda y: 0.5 * y * (1 + jnp.tanh(C * y + C * 0.044715 * y**3))),
+    "gelu_tanh_halved": ("gelu_tanh", lambda y: y * (0.5 + 0.5 * jnp.tanh(C * (y + 0.044715 * y**3)))),
+    "gelu_erf": ("gelu_erf", lambda y: 0.5 * y * (1 + lax.erf(y / math.sqrt(2)))),
+    "gelu_erf_product": ("gelu_erf", lambda y: y * 0.5 * (1 + jax.scipy.special.erf(y * math.sqrt(0.5)))),
+    "gelu_erf_halved": ("gelu_erf", lambda y: y * (0.5 + 0.5 * lax.erf(y / math.sqrt(2)))),
+    "gelu_erfc": ("gelu_erf", lambda y: 0.5 * y * jax.scipy.special.erfc(-y / math.sqrt(2))),
+    "gelu_erfc_halved": ("gelu_erf", lambda y: y * (0.5 * lax.erfc(-y * math.sqrt(0.5)))),
+}
+
+
+def entry(function: Callable[[Array], Any], wide: Any = jnp.float32, dialect: str = "extended") -> Entry:
+    """What becomes of a convolution with `function` behind it."""
+
+    def program(x: Array, w: Array) -> Any:
+        labels = ("NHWC", "HWIO", "NHWC")
+        return function(
+            lax.conv_general_dilated(x.astype(wide), w.astype(wide), (1, 1), "SAME", dimension_numbers=labels)
+        )
+
+    module = hlo.parse(_jax_compat.lowered_hlo_text(jax.jit(program).lower(X, W)))
+    report = passes.run(module, target="h200", dialect=dialect, options=passes.PipelineOptions(verify_each=True))
+    (found,) = report.rewritten
+    return found
+
+
+def quantized(y: Array) -> Array:
+    return jnp.clip(y, -448, 448).astype(E4M3)
+
+
+def ops(graph: str | None) -> str:
+    """The names of a graph's ops behind the convolution."""
+    assert graph is not None
+    return " ".join(node.op for node in xla_fp8.graph.Graph.parse(graph).nodes[1:])
+
+
+@pytest.mark.parametrize("wide", WIDE)
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_a_spelling_is_the_graph_s_own_op(name: str, wide: str) -> None:
+    expected, function = SPELLINGS[name]
+    found = entry(lambda y: quantized(function(y)), WIDE[wide])
+    assert ops(found.graph) == expected
+    assert found.graph is not None
+    assert found.graph.count("f8e4m3fn") == 1
+    assert found.reason == ""
+
+
+@pytest.mark.parametrize("name", ["relu_less", "relu6_of_where", "leaky_less", "elu_exp", "elu_sum", "upper_bound"])
+def test_what_xla_has_an_op_for_is_in_its_dialect_too(name: str) -> None:
+    expected, function = SPELLINGS[name]
+    assert ops(entry(lambda y: quantized(function(y)), dialect="xla").graph) == expected
+
+
+VALUES = [math.nan, 448, -448, 104, -104, 9, -9, 6, -6, 1.5, -1.5, 1, -1, 0.5, -0.5, 2**-9, -(2**-9), 0]
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e38], ids=["finite", "infinite"])
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_nan_and_infinity_stay_what_they_were(name: str, scale: float) -> None:
+    """A 1x1 convolution of one channel passes every value on; the larger scale makes infinities of some."""
+
+    def program(x: Array, w: Array, scale: Array) -> Array:
+        labels = ("NHWC", "HWIO", "NHWC")
+        wide = x.astype(jnp.float32), w.astype(jnp.float32)
+        y = lax.conv_general_dilated(*wide, (1, 1), "SAME", dimension_numbers=labels)
+        return SPELLINGS[name][1](y * scale)
+
+    x, w = jnp.asarray(VALUES, E4M3).reshape(1, -1, 1, 1), jnp.ones((1, 1, 1, 16), E4M3)
+    ours, plain = (np.asarray(jit(program)(x, w, jnp.float32(scale))) for jit in (xla_fp8.jit, jax.jit))
+    assert "conv" in str(xla_fp8.explain(program)(x, w, jnp.float32(scale)).rewritten)
+    assert np.isnan(plain[0, 0]).all()
+    np.testing.assert_allclose(ours, plain, rtol=2e-6, atol=1e-6)
+
+
+NOT_THE_SAME: dict[str, Callable[[Array], Array]] = {
+    "relu": lambda y: jnp.where(y > 0, y, 0),
+    "relu_equal": lambda y: jnp.where(y >= 0, y, 0.0),
+    "upper_bound": lambda y: jnp.where(y < 6, y, 6),
+    "relu6": lambda y: jnp.where(y > 0, jnp.where(y < 6, y, 6), 0),
+}
+
+
+@pytest.mark.parametrize("name", NOT_THE_SAME)
+def test_what_makes_a_number_of_nan_is_not_fused_and_told(name: str) -> None:
+    found = entry(lambda y: quantized(NOT_THE_SAME[name](y)))
+    assert ops(found.graph) == ""
+    assert found.rule == "nan-to-number"
+    assert "of NaN, which the graph's relu, min and max pass on" in found.reason
+
+
+LOOK_ALIKE: dict[str, Callable[[Array], Array]] = {
+    "bound_differs": lambda y: jnp.where(y < 1, 2, y),
+    "other_value": lambda y: jnp.where(y < 0, 0, y * y),
+    "above_its_own_bound": lambda y: jnp.where(y < 6, 6, jnp.where(y > 3, 3, y)),
+    "nan_bound": lambda y: jnp.where(y < jnp.nan, jnp.nan, y),
+    "equal": lambda y: jnp.where(y == 0, 0, y),
+    "elu_of_two": lambda y: jnp.where(y > 0, y, 2 * (jnp.exp(y) - 1)),
+    "elu_guarded_to_zero": lambda y: jnp.where(y > 0, y, jnp.expm1(jnp.where(y < 0, y, 0))),
+    "silu_of_two": lambda y: y / (2 + jnp.exp(-y)),
+    "silu_of_plus": lambda y: y / (1 + jnp.exp(y)),
+    "gelu_of_another_number": lambda y: 0.5 * y * (1 + jnp.tanh(C * (y + 0.05 * y**3))),
+    "steep_leaky": lambda y: jnp.where(y < 0, 2 * y, y),
+    "infinite_leaky": lambda y: jnp.where(y < 0, -jnp.inf * y, y),
+}
+
+
+@pytest.mark.parametrize("name", LOOK_ALIKE)
+def test_what_only_looks_alike_keeps_its_numbers(name: str) -> None:
+    def program(x: Array, w: Array) -> Array:
+        labels = ("NHWC", "HWIO", "NHWC")
+        wide = x.astype(jnp.float32), w.astype(jnp.float32)
+        return LOOK_ALIKE[name](lax.conv_general_dilated(*wide, (1, 1), "SAME", dimension_numbers=labels))
+
+    x, w = jnp.asarray(VALUES, E4M3).reshape(1, -1, 1, 1), jnp.ones((1, 1, 1, 16), E4M3)
+    ours, plain = (np.asarray(jit(program)(x, w)) for jit in (xla_fp8.jit, jax.jit))
+    np.testing.assert_array_equal(ours, plain)
+
+
+def test_a_total_order_is_not_a_comparison_of_numbers() -> None:
+    text = _jax_compat.lowered_hlo_text(
+        jax.jit(lambda x, w: quantized(SPELLINGS["relu_less"][1](convolution(x, w)))).lower(X, W)
+    )
+    assert "direction=LT" in text
+    module = hlo.parse(text.replace("direction=LT", "direction=LT, type=TOTALORDER"))
+    assert ops(passes.run(module, target="h200").rewritten[0].graph) == ""
+
+
+def convolution(x: Array, w: Array, filter_labels: str = "HWIO", out: str = "NHWC") -> Array:
+    wide = x.astype(jnp.float32), w.astype(jnp.float32)
+    return lax.conv_general_dilated(*wide, (1, 1), "SAME", dimension_numbers=("NHWC", filter_labels, out))
+
+
+AMAX: dict[str, Callable[[Array], Array]] = {
+    "flattened": lambda y: jnp.max(jnp.abs(y.reshape(-1))),
+    "flattened_behind_abs": lambda y: jnp.max(jnp.abs(y).reshape(-1)),
+    "raveled_twice": lambda y: jnp.max(jnp.abs(jnp.ravel(y).reshape(-1, 8)).T),
+    "transposed": lambda y: jnp.max(jnp.abs(y.T)),
+    "reversed": lambda y: jnp.max(jnp.flip(jnp.abs(y), 1)),
+    "of_relu": lambda y: jnp.max(y.ravel()),
+}
+
+
+@pytest.mark.parametrize("out", ["NHWC", "NCHW"])
+@pytest.mark.parametrize("filter_labels", ["OHWI", "HWIO"])
+@pytest.mark.parametrize("name", AMAX)
+def test_an_amax_does_not_mind_the_order_of_the_elements(name: str, filter_labels: str, out: str) -> None:
+    def program(x: Array, w: Array) -> tuple[Array, Array]:
+        y = convolution(x, w, filter_labels, out)
+        y = jax.nn.relu(y) if name == "of_relu" else y
+        return quantized(y), AMAX[name](y)
+
+    shape = (32, 3, 3, 16) if filter_labels == "OHWI" else (3, 3, 16, 32)
+    rng = np.random.default_rng(0)
+    x, w = jnp.asarray(rng.normal(size=(2, 8, 8, 16)), E4M3), jnp.asarray(rng.normal(size=shape), E4M3)
+    (found,) = xla_fp8.explain(program)(x, w).rewritten
+    assert ops(found.graph) == ("relu amax" if name == "of_relu" else "amax")
+    assert xla_fp8.jit(program)(x, w)[1] == jax.jit(program)(x, w)[1]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda y: jnp.max(jnp.abs(y.reshape(-1)[:100])),
+        lambda y: jnp.max(jnp.abs(jnp.pad(y, ((0, 0), (0, 0), (0, 0), (0, 1)), constant_values=1))),
+        lambda y: jnp.max(y.reshape(-1)),
+        lambda y: jnp.max(jnp.abs(y.reshape(-1, 16)), 1),
+    ],
+)
+def test_what_is_no_amax_of_every_element_stays_beside_the_graph(function: Callable[[Array], Array]) -> None:
+    found = entry(lambda y: (quantized(y), function(y)))
+    assert "amax" not in ops(found.graph)
+
+
+def test_an_optimization_barrier_is_a_reason() -> None:
+    found = entry(lambda y: quantized(lax.optimization_barrier(y * 2) * 2))
+    assert ops(found.graph) == "scale"
+    assert found.rule == "optimization-barrier"
+    assert "is an optimization barrier: nothing is fused across it" in found.reason
+    found = entry(lambda y: quantized(lax.optimization_barrier((y, y * 2))[0] * 2))
+    assert (ops(found.graph), found.rule) == ("", "optimization-barrier")
+
+
+def test_a_barrier_in_front_of_a_convolution_is_a_refusal() -> None:
+    def program(x: Array, w: Array) -> Array:
+        labels = ("NHWC", "HWIO", "NHWC")
+        x, w = lax.optimization_barrier((x.astype(jnp.float32), w.astype(jnp.float32)))
+        return lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=labels)
+
+    module = hlo.parse(_jax_compat.lowered_hlo_text(jax.jit(program).lower(X, W)))
+    (found,) = passes.run(module, target="h200").refused
+    assert found.rule == "optimization-barrier"
+    assert "comes out of an optimization barrier" in found.reason
+
+
+@pytest.mark.parametrize("clip", [None, 240, 448])
+@pytest.mark.parametrize("dtype", [jnp.float8_e4m3fnuz, jnp.float8_e5m2fnuz, jnp.float8_e4m3b11fnuz])
+def test_an_fp8_type_without_graphs_is_named(dtype: Any, clip: float | None) -> None:
+    bounded = (lambda y: y) if clip is None else functools.partial(jnp.clip, min=-clip, max=clip)
+    found = entry(lambda y: bounded(y * 2).astype(dtype))
+    assert ops(found.graph) == "scale"
+    assert found.rule == "fp8-type"
+    assert found.reason.endswith("a type that a graph cannot store")
+
+
+def test_a_saturating_cast_of_two_selects() -> None:
+    found = entry(lambda y: jnp.where(y > 448, 448, jnp.where(y < -448, -448, y)).astype(E4M3))
+    assert found.graph == "1:[f8e4m3fn]conv();"
+    found = entry(lambda y: jnp.where(y < -448, -448, jnp.where(y > 448, 448, y)).astype(E4M3))
+    assert found.graph == "1:[f8e4m3fn]conv();"
+
+
+def test_a_bound_in_front_of_the_clip_leaves_the_clip_whole() -> None:
+    assert entry(lambda y: quantized(jnp.minimum(y, 6))).graph == "1:[f32]conv();2:[f8e4m3fn]min(1);"
+    assert entry(lambda y: quantized(jnp.maximum(y, -2))).graph == "1:[f32]conv();2:[f8e4m3fn]max(1);"
