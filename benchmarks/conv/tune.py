@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks.conv import state
 from benchmarks.conv.programs import KERNELS, Case
 
-_LIMIT = {True: 90.0, False: 150.0}
+_LIMIT = {True: 90.0, False: 240.0}
 """Seconds after which a job counts as one that hangs: this project's kernels, XLA."""
 _USUAL = {True: 15.0, False: 40.0}
 """No job is begun with less time left."""
