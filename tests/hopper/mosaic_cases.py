@@ -168,7 +168,7 @@ EXPLICIT: dict[str, tuple[Config, dict[str, Any]]] = {
     },
     **{
         f"tile-{features}-{channels}-{stages}-{delay}": (
-            Config(1, 8, 16, features, channels, stages, delay),
+            Config(1, 8, 16, features, channels, stages, delay, columns=32),
             {"image": (17, 16), "channels": 192, "features": 320},
         )
         for features, channels, stages, delay in ((256, 128, 3, 1), (32, 32, 8, 2), (96, 64, 4, 0), (160, 64, 4, 3))
@@ -189,8 +189,31 @@ EXPLICIT: dict[str, tuple[Config, dict[str, Any]]] = {
         for slots, columns in ((2, 32), (4, 32), (1, 64))
     },
     **{
+        f"{name}-{kind}": (config, window)
+        for name, config in {
+            "pingpong": Config(1, 8, 16, 128, 64, 4, columns=32, pingpong=True),
+            "pingpong-64": Config(1, 8, 8, 160, 64, 4, columns=32, pingpong=True),
+            "cluster-filter": Config(1, 16, 16, 64, 64, 4, columns=32, cluster=2),
+            "cluster-input": Config(1, 8, 16, 64, 64, 4, columns=32, cluster=2, share="input"),
+            "pingpong-cluster": Config(1, 8, 16, 128, 64, 4, columns=32, pingpong=True, cluster=2),
+        }.items()
+        for kind, window in {
+            "large": {"batch": 5, "image": (33, 40), "channels": 128, "features": 272},
+            "small": {"batch": 1, "image": (7, 9), "channels": 96, "features": 48},
+            "gradient": {"batch": 5, "image": (17, 20), "channels": 64, "features": 272, "window": GRADIENT_2},
+            "gradient-1x1": {
+                "batch": 5,
+                "image": (17, 20),
+                "channels": 64,
+                "features": 272,
+                "filter": (1, 1),
+                "window": "{size=1x1 pad=0_1x0_1 lhs_dilate=2x2}",
+            },
+        }.items()
+    },
+    **{
         f"promote-{features}-{pieces}-{splits}": (
-            Config(1, 8, 16, features, 128, 3, promote=True, pieces=pieces, splits=splits),
+            Config(1, 8, 16, features, 128, 3, promote=True, pieces=pieces, splits=splits, columns=32),
             {"image": (17, 16), "channels": 256, "features": 320},
         )
         for features, pieces, splits in ((256, 2, 1), (192, 2, 1), (160, 1, 1), (128, 1, 3))

@@ -20,6 +20,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Iterator
@@ -35,12 +36,13 @@ MEMORY_SHARE = 0.25
 def main() -> int:
     arguments = _parse()
     if arguments.worker:
-        work(arguments)
+        work(arguments, arguments.worker)
         return 0
     begin = time.monotonic()
     names = remaining(arguments)
     print(f"{len(names)} cases to run, {len(finished(arguments.out))} done before", flush=True)
-    watch(arguments, begin + arguments.seconds)
+    with tempfile.TemporaryDirectory() as scratch:
+        watch(arguments, Path(scratch), begin + arguments.seconds)
     failed = summarize(arguments.out)
     print(f"{time.monotonic() - begin:.0f} s, {len(remaining(arguments))} cases left", flush=True)
     return 1 if failed else 0
@@ -55,7 +57,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--processes", type=int, default=12)
     parser.add_argument("--repeats", type=int, default=100, help="runs of each case, whose bits must be the same")
     parser.add_argument("--dry-run", action="store_true", help="no GPU: lower and compute references")
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
@@ -81,20 +83,22 @@ def remaining(arguments: argparse.Namespace) -> list[str]:
 # The parent
 
 
-def watch(arguments: argparse.Namespace, end: float) -> None:
-    """Runs the workers until all are done or the time is over; a worker that hangs or dies starts over behind it."""
-    notes = [Path(f"{arguments.out}.running.{i}") for i in range(arguments.processes)]
-    for note in notes:
-        note.unlink(missing_ok=True)
+def watch(arguments: argparse.Namespace, scratch: Path, end: float) -> None:
+    """Runs the workers until all are done or the time is over; a worker that hangs or dies starts over behind it.
+
+    A worker has a folder: its cases are in `queue`, and the one that is on the GPU is in `running`.
+    """
     names = remaining(arguments)
     queues = [names[i :: arguments.processes] for i in range(arguments.processes)]
-    workers: dict[int, subprocess.Popen[bytes]] = {
-        i: start(arguments, i, queue, end) for i, queue in enumerate(queues) if queue
-    }
+    folders = [scratch / str(i) for i in range(arguments.processes)]
+    workers: dict[int, subprocess.Popen[bytes]] = {}
+    for i, folder in enumerate(folders):
+        folder.mkdir()
+        workers[i] = start(arguments, folder, queues[i], end)
     while workers:
         time.sleep(0.5)
         for i, worker in list(workers.items()):
-            status, note = worker.poll(), notes[i]
+            status, note = worker.poll(), folders[i] / "running"
             late = note.exists() and time.time() - note.stat().st_mtime > HANG_SECONDS
             if status is None and not late and time.monotonic() < end + HANG_SECONDS:
                 continue
@@ -111,12 +115,11 @@ def watch(arguments: argparse.Namespace, end: float) -> None:
             done = finished(arguments.out)
             queue = [name for name in queues[i] if name not in done]
             if queue and status != 0 and time.monotonic() < end:
-                workers[i] = start(arguments, i, queue, end)
+                workers[i] = start(arguments, folders[i], queue, end)
 
 
-def start(arguments: argparse.Namespace, index: int, queue: list[str], end: float) -> subprocess.Popen[bytes]:
-    listing = Path(f"{arguments.out}.queue.{index}")
-    listing.write_text("\n".join(queue))
+def start(arguments: argparse.Namespace, folder: Path, queue: list[str], end: float) -> subprocess.Popen[bytes]:
+    (folder / "queue").write_text("\n".join(queue))
     command = [sys.executable, "-m", "tests.hopper.mosaic_run", *sys.argv[1:]]
     seconds = max(0.0, end - time.monotonic())
     environment = dict(
@@ -125,7 +128,7 @@ def start(arguments: argparse.Namespace, index: int, queue: list[str], end: floa
         # References are many and small, and every core has a process of its own.
         XLA_FLAGS=f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=false",
     )
-    return subprocess.Popen([*command, "--seconds", f"{seconds:.0f}", "--worker", str(index)], env=environment)
+    return subprocess.Popen([*command, "--seconds", f"{seconds:.0f}", "--worker", str(folder)], env=environment)
 
 
 def record(out: Path, entry: dict[str, Any]) -> None:
@@ -162,14 +165,14 @@ def summarize(out: Path) -> int:
 # A worker
 
 
-def work(arguments: argparse.Namespace) -> None:
+def work(arguments: argparse.Namespace, folder: Path) -> None:
     """Runs the cases of its queue, in order."""
     from tests.hopper.mosaic_cases import NAMED, random_case
     from tests.hopper.mosaic_check import Prepared, prepare, verify
 
     end = time.monotonic() + arguments.seconds
-    note = Path(f"{arguments.out}.running.{arguments.worker}")
-    names = iter(Path(f"{arguments.out}.queue.{arguments.worker}").read_text().splitlines())
+    note = folder / "running"
+    names = iter((folder / "queue").read_text().splitlines())
     platform = "cuda" if arguments.dry_run else None
 
     def prepared(name: str) -> tuple[dict[str, Any], Prepared]:

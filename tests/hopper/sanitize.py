@@ -2,17 +2,19 @@
 
     python -m tests.hopper.sanitize --out sanitize.json [--tools memcheck,racecheck,synccheck] [--seconds 120]
 
-One process for each tool. Every array is an allocation of its own there (XLA's platform allocator), so that memcheck
-sees where it ends. The outcome of a tool is its own summary line, and whether the results were right.
+One process for each tool, side by side. Every array is an allocation of its own there (XLA's platform allocator), so
+that memcheck sees where it ends. The outcome of a tool is its own summary line, and whether the results were right.
 """
 
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -42,7 +44,10 @@ def main() -> int:
     if not Path(sanitizer).exists():
         print("there is no compute-sanitizer on PATH or in /usr/local/cuda/bin", file=sys.stderr)
         return 2
-    results = {tool: run_tool(sanitizer, tool, arguments) for tool in arguments.tools.split(",")}
+    tools = arguments.tools.split(",")
+    with concurrent.futures.ThreadPoolExecutor(len(tools)) as pool:
+        outcomes = pool.map(lambda tool: run_tool(sanitizer, tool, arguments), tools)
+        results = dict(zip(tools, outcomes, strict=True))
     if arguments.out:
         arguments.out.write_text(json.dumps(results, indent=1) + "\n")
     return 0 if all(result["clean"] for result in results.values()) else 1
@@ -76,12 +81,13 @@ def run_tool(sanitizer: str, tool: str, arguments: argparse.Namespace) -> dict[s
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        start_new_session=True,
     )
     try:
         text, _ = process.communicate(timeout=arguments.seconds)
         ended = True
     except subprocess.TimeoutExpired:
-        process.kill()
+        os.killpg(process.pid, signal.SIGKILL)  # the tool, and the program under it
         text, _ = process.communicate()
         ended = False
     summaries = list(_SUMMARY.finditer(text))

@@ -19,6 +19,8 @@ from tests.hopper import mosaic_check
 from tests.hopper.mosaic_cases import FULL, NAMED, MosaicCase, random_case
 from xla_fp8.backends import reference
 from xla_fp8.backends.example_calls import graph_call
+from xla_fp8.backends.mosaic.configs import fits
+from xla_fp8.backends.mosaic.epilogue import Epilogue, epilogue_of
 
 Array = np.ndarray[Any, Any]
 Outputs = list[Array]
@@ -114,6 +116,13 @@ def test_random_cases_are_of_every_kind() -> None:
         assert sum(seen) >= 5
     assert {case.operands for case in cases} == {"exact", "random", "special"}
     assert sum(case.config is not None and case.config.splits > 1 for case in cases) >= 5
+
+
+def test_configs_that_no_heuristic_chose_fit_the_machine() -> None:
+    for case in NAMED.values():
+        epilogue = epilogue_of(case.call)
+        assert isinstance(epilogue, Epilogue)
+        assert fits(case.chosen_config, epilogue.footprint), case.name
 
 
 def test_special_operands_have_special_values() -> None:
