@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import pytest
 
@@ -104,14 +105,15 @@ def test_wide_promoted_tiles_are_for_short_reductions() -> None:
 def test_a_config_that_does_not_fit() -> None:
     good = Config(1, 8, 16, 128, 128, 4)
     assert fits(good, Footprint())
-    for bad in (
+    changes: tuple[dict[str, Any], ...] = (
         {"stages": 8},  # shared memory
         {"tile_height": 32, "tile_features": 256},  # registers
         {"tile_features": 272},  # one copy moves at most 256 rows
         {"tile_height": 4},  # a consumer's half is less than one instruction has
         {"delay": 4},
         {"lead": 4},
-    ):
+    )
+    for bad in changes:
         assert not fits(dataclasses.replace(good, **bad), Footprint()), bad
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
 
-from xla_fp8.backends.mosaic.configs import Config
-from xla_fp8.backends.mosaic.geometry import Geometry
+from xla_fp8.backends.mosaic.configs import CONSUMERS, Config
+from xla_fp8.backends.mosaic.geometry import Geometry, Origin
 from xla_fp8.backends.mosaic.phases import phases_of
 from xla_fp8.backends.mosaic.problem import Problem
 
@@ -39,8 +41,8 @@ def store_box(tensor: Array, start: tuple[int, ...], box: Array) -> None:
     target[...] = kept
 
 
-def implicit_gemm(geometry: Geometry, input: Array, filter: Array) -> Array:
-    """The kernel in numpy: all blocks of a cluster, both consumers of every tile, every step; the sum of the splits."""
+def implicit_gemm(geometry: Geometry, input: Array, filter: Array, blocks: int = 3) -> Array:
+    """The kernel in numpy: every block fills its stages, and its consumers read them; the sum of the splits."""
     p, c = geometry.problem, geometry.config
     view = input
     if geometry.strided:
@@ -52,35 +54,58 @@ def implicit_gemm(geometry: Geometry, input: Array, filter: Array) -> Array:
     # As the kernel stores it, 32 channels at a time: with phases, a view of rows and columns that were rounded up.
     stored = np.full(geometry.store_shape(32), np.nan).reshape(c.splits, *geometry.padded_output_shape(32))
     view_by_phases = stored.reshape(geometry.store_shape(32))
-    for tile, rank in itertools.product(range(geometry.tiles), range(c.cluster)):
-        origin = geometry.origin(tile, rank)
-        sums = np.zeros((c.tile_pixels, c.tile_features))
-        for number in range(geometry.steps(origin)):
-            step = geometry.step(number, origin)
-            box = geometry.box_start(origin, step)
-            middle = ((box.parity,), (1,)) if geometry.strided else ((), ())
-            pixels = copy_box(
-                view,
-                (box.n, box.h, *middle[0], box.w, box.c),
-                (c.tile_images, c.tile_height, *middle[1], c.tile_width, c.tile_channels),
-            )
-            weights = copy_box(taps, (origin.k, step.tap, step.c), (c.tile_features, 1, c.tile_channels))
-            sums += pixels.reshape(c.tile_pixels, -1) @ weights.reshape(c.tile_features, -1).T
-        half = c.warpgroup_pixels
-        for warpgroup in range(c.tile_pixels // half):
-            start = geometry.warpgroup_origin(origin, warpgroup)
-            part = sums[warpgroup * half : (warpgroup + 1) * half].reshape(*geometry.warpgroup_box(), c.tile_features)
-            if not geometry.phased:
-                store_box(stored[start.split], (start.n, start.h, start.w, start.k), part)
-                continue
-            channels = geometry.padded_output_shape(32)[-1]
-            row_phase, column_phase = start.phase
-            for column in range(0, c.tile_features, 32):
-                if start.k + column < p.features:
-                    corner = (start.n, start.h, start.w, column_phase * channels + start.k + column)
-                    store_box(view_by_phases[:, :, row_phase], corner, part[..., column : column + 32])
+    clusters = min(blocks, geometry.tiles)
+    for cluster, rank in itertools.product(range(clusters), range(c.cluster)):
+        tiles = geometry.block_tiles(cluster, clusters)
+        origins = [geometry.origin(cluster + i * clusters, rank) for i in range(tiles)]
+        steps = [stage for origin in origins for stage in filled_stages(geometry, origin, view, taps)]
+        readers = [0] * len(steps)
+        for consumer in range(CONSUMERS):
+            first = consumer * geometry.passed_steps(origins[0])
+            for n in range(geometry.consumer_tiles(tiles, consumer)):
+                i = geometry.consumer_tile(n, consumer)
+                half = c.warpgroup_pixels
+                rows = slice(0, half) if c.pingpong else slice(consumer * half, (consumer + 1) * half)
+                sums = np.zeros((half, c.tile_features))
+                for step in range(first, first + geometry.steps(origins[i])):
+                    pixels, weights = steps[step]
+                    sums += pixels[rows] @ weights.T
+                    readers[step] += 1
+                part = sums.reshape(*geometry.warpgroup_box(), c.tile_features)
+                store(geometry, stored, view_by_phases, geometry.warpgroup_origin(origins[i], consumer), part)
+                first += geometry.steps(origins[i]) + geometry.passed_steps(origins[min(i + 1, tiles - 1)])
+        assert set(readers) <= {1 if c.pingpong else CONSUMERS}, "a stage is not released, or too often"
     assert not np.isnan(stored).any(), "an element is not stored"
     return np.asarray(stored.sum(axis=0)[tuple(map(slice, p.output_shape))])
+
+
+def filled_stages(geometry: Geometry, origin: Origin, view: Array, taps: Array) -> Iterator[tuple[Array, Array]]:
+    """What the producer copies for the steps of a tile: [pixels, channels] and [features, channels]."""
+    c = geometry.config
+    for number in range(geometry.steps(origin)):
+        step = geometry.step(number, origin)
+        box = geometry.box_start(origin, step)
+        middle = ((box.parity,), (1,)) if geometry.strided else ((), ())
+        pixels = copy_box(
+            view,
+            (box.n, box.h, *middle[0], box.w, box.c),
+            (c.tile_images, c.tile_height, *middle[1], c.tile_width, c.tile_channels),
+        )
+        weights = copy_box(taps, (origin.k, step.tap, step.c), (c.tile_features, 1, c.tile_channels))
+        yield pixels.reshape(c.tile_pixels, -1), weights.reshape(c.tile_features, -1)
+
+
+def store(geometry: Geometry, stored: Array, view_by_phases: Array, start: Origin, part: Array) -> None:
+    """Stores what a consumer computed of a tile."""
+    if not geometry.phased:
+        store_box(stored[start.split], (start.n, start.h, start.w, start.k), part)
+        return
+    channels = geometry.padded_output_shape(32)[-1]
+    row_phase, column_phase = start.phase
+    for column in range(0, geometry.config.tile_features, 32):
+        if start.k + column < geometry.problem.features:
+            corner = (start.n, start.h, start.w, column_phase * channels + start.k + column)
+            store_box(view_by_phases[:, :, row_phase], corner, part[..., column : column + 32])
 
 
 def convolution(p: Problem, input: Array, filter: Array) -> Array:
@@ -94,8 +119,8 @@ def convolution(p: Problem, input: Array, filter: Array) -> Array:
     ]
     return np.asarray(
         lax.conv_general_dilated(
-            input,
-            filter,
+            jnp.asarray(input),
+            jnp.asarray(filter),
             p.stride,
             list(zip(p.padding, high, strict=True)),
             lhs_dilation=p.base_dilation,
@@ -175,6 +200,21 @@ def test_splits_share_the_steps(splits: int) -> None:
     geometry = Geometry(problem, Config(1, 8, 16, tile_features=32, tile_channels=32, stages=4, splits=splits))
     assert geometry.steps(geometry.origin(0)) * splits == 18
     np.testing.assert_array_equal(implicit_gemm(geometry, input, filter), convolution(problem, input, filter))
+
+
+@pytest.mark.parametrize("box", [(1, 8, 16), (2, 8, 8), (1, 8, 8), (64, 1, 1)], ids=str)
+@pytest.mark.parametrize("name", ["3x3", "odd sizes", "stride 2, odd sizes", "1x1", "gradient of stride 2, odd sizes"])
+def test_consumers_with_tiles_of_their_own(name: str, box: tuple[int, int, int]) -> None:
+    """Several tiles for each: the second consumer's lie where its tiles do, and its steps are every second tile's."""
+    problem = PROBLEMS[name]
+    rng = np.random.default_rng(3)
+    input = rng.integers(-4, 5, problem.input_shape).astype(np.float32)
+    filter = rng.integers(-4, 5, problem.filter_shape).astype(np.float32)
+    geometry = Geometry(problem, Config(*box, tile_features=32, tile_channels=32, stages=4, pingpong=True))
+    for blocks in (1, 2):
+        np.testing.assert_array_equal(
+            implicit_gemm(geometry, input, filter, blocks), convolution(problem, input, filter)
+        )
 
 
 @pytest.mark.parametrize("share", ["filter", "input"])
@@ -260,7 +300,8 @@ def test_random_problems(seed: int) -> None:
     input = rng.integers(-4, 5, problem.input_shape).astype(np.float32)
     filter = rng.integers(-4, 5, problem.filter_shape).astype(np.float32)
     boxes = BOXES[:4]
-    geometry = Geometry(problem, Config(*boxes[seed % len(boxes)], tile_features=64, tile_channels=32, stages=4))
+    config = Config(*boxes[seed % len(boxes)], tile_features=64, tile_channels=32, stages=4, pingpong=seed % 3 == 0)
+    geometry = Geometry(problem, config)
     np.testing.assert_array_equal(implicit_gemm(geometry, input, filter), convolution(problem, input, filter))
 
 

@@ -75,7 +75,7 @@ def test_every_type_of_outputs_and_residuals(type: str) -> None:
     lowered(graph_call(f"1:[f32]conv();2:[f32]scale(1);3:[{type}]add(2);", side=type, features=80))
 
 
-WINDOWS = {
+WINDOWS: dict[str, dict[str, Any]] = {
     "stride 2": {"window": "{size=3x3 stride=2x2 pad=0_1x0_1}"},
     "stride 2, odd channels": {"window": "{size=3x3 stride=2x2 pad=1_1x1_1}", "channels": 48, "image": (15, 17)},
     "stride 3 and 1": {"window": "{size=3x3 stride=3x1 pad=1_1x1_1}"},

@@ -42,7 +42,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from jax import lax
 
-from xla_fp8.backends.mosaic.configs import Config
+from xla_fp8.backends.mosaic.configs import CONSUMERS, Config
 from xla_fp8.backends.mosaic.phases import Phases
 from xla_fp8.backends.mosaic.problem import Problem
 
@@ -301,6 +301,24 @@ class Geometry:
         h, w = _div(rest, tw), _rem(rest, tw)
         return Origin(n * c.tile_images, h * c.tile_height, w * c.tile_width, k * c.tile_features, split, phase)
 
+    # Who takes which tile. Block b of `blocks` takes every `blocks`-th, and fills its stages for them in this order.
+
+    def block_tiles(self, block: Index, blocks: int) -> Index:
+        """How many tiles a block has (a cluster of blocks counts as one)."""
+        return _div(self.tiles - block + blocks - 1, blocks)
+
+    def consumer_tiles(self, block_tiles: Index, consumer: Index) -> Index:
+        """How many of the tiles of its block a consumer works on: on all, or on every second."""
+        return _div(block_tiles + CONSUMERS - 1 - consumer, CONSUMERS) if self.config.pingpong else block_tiles
+
+    def consumer_tile(self, i: Index, consumer: Index) -> Index:
+        """Which tile of the block is the `i`-th of a consumer."""
+        return CONSUMERS * i + consumer if self.config.pingpong else i
+
+    def passed_steps(self, others: Origin) -> Index:
+        """Steps of the block that a consumer passes over between two tiles: all of the other consumer's tile."""
+        return self.steps(others) if self.config.pingpong else 0
+
     def step(self, number: Index, origin: Origin) -> Step:
         """Step `number` of the reduction of the tile at `origin`. Channels vary fastest."""
         if self.config.splits > 1:
@@ -345,9 +363,11 @@ class Geometry:
         return 1, 1, c.tile_width // 2
 
     def warpgroup_origin(self, origin: Origin, warpgroup: Index) -> Origin:
-        """Where the half of consumer `warpgroup` (0 or 1) starts."""
+        """Where the half of consumer `warpgroup` (0 or 1) starts; a tile of its own starts where it does."""
         n, h, w = self.warpgroup_box()
         c = self.config
+        if c.pingpong:
+            return origin
         if n != c.tile_images:
             return dataclasses.replace(origin, n=origin.n + warpgroup * n)
         if h != c.tile_height:

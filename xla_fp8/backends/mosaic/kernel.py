@@ -222,19 +222,19 @@ class _Kernel:
         side_gmem, result_gmem = rest[:count], rest[count:]
         (input_tiled, input_flat), (filter_tiled, filter_flat) = input_smem, filter_smem
         cluster, warpgroup = lax.axis_index("cluster"), lax.axis_index("warpgroup")
-        my_tiles = lax.div(self.geometry.tiles - cluster + self.clusters - 1, self.clusters)
+        block_tiles = self.geometry.block_tiles(cluster, self.clusters)
 
         @pl.when(warpgroup == _PRODUCER)
         def _() -> None:
             plgpu.set_max_registers(_PRODUCER_REGISTERS, action="decrease")
-            self.produce(my_tiles, input_gmem, filter_gmem, input_flat, filter_flat, full, empty)
+            self.produce(block_tiles, input_gmem, filter_gmem, input_flat, filter_flat, full, empty)
 
         @pl.when(warpgroup < _PRODUCER)
         def _() -> None:
             plgpu.set_max_registers(_CONSUMER_REGISTERS, action="increase")
             multiply = functools.partial(self.multiply, warpgroup, input_tiled, filter_tiled, full, empty, ahead)
             sides = _Sides(self, warpgroup, side_gmem, side_smem, side_full, vector_smem, vector_full)
-            self.consume(warpgroup, my_tiles, multiply, sides, result_gmem, output_smem, turn)
+            self.consume(warpgroup, block_tiles, multiply, sides, result_gmem, output_smem, turn)
 
     def origin(self, i: jax.Array) -> Origin:
         """Where tile `i` of this block starts."""
@@ -250,7 +250,7 @@ class _Kernel:
 
     def produce(
         self,
-        my_tiles: jax.Array,
+        block_tiles: Index,
         input_gmem: Any,
         filter_gmem: Any,
         input_flat: Any,
@@ -291,7 +291,7 @@ class _Kernel:
             after: jax.Array = first + steps
             return after
 
-        total = lax.fori_loop(0, my_tiles, tile, jnp.int32(0))
+        total = lax.fori_loop(0, block_tiles, tile, jnp.int32(0))
         if c.cluster > 1:
             # A block must not end while another may still signal its barriers or write into its stages.
             @pl.loop(lax.max(total - c.stages, 0), total)
@@ -301,7 +301,7 @@ class _Kernel:
     def consume(
         self,
         warpgroup: jax.Array,
-        my_tiles: jax.Array,
+        block_tiles: Index,
         multiply: Callable[[jax.Array, Index], tuple[jax.Array, ...]],
         sides: _Sides,
         result_gmem: Sequence[Any],
@@ -314,8 +314,7 @@ class _Kernel:
 
         def tile(i: jax.Array, carry: tuple[jax.Array, Any, Any]) -> tuple[Any, ...]:
             first_step, maxima, factors = carry
-            if pingpong:
-                i = CONSUMERS * i + warpgroup
+            i = geometry.consumer_tile(i, warpgroup)
             whole = self.origin(i)
             origin = geometry.warpgroup_origin(whole, warpgroup)
             steps = geometry.steps(whole)
@@ -339,18 +338,14 @@ class _Kernel:
                 self.store(q, tensors, origin, warpgroup, output_smem, output_gmem)
                 if q + self.side_slots < self.column_blocks:
                     sides.fetch(origin, q + self.side_slots)
-            others = geometry.steps(self.origin(i + 1)) if pingpong else 0
-            return first_step + steps + others, maxima, tuple(map(jnp.float32, factors))
+            after = first_step + steps + geometry.passed_steps(self.origin(i + 1))
+            return after, maxima, tuple(map(jnp.float32, factors))
 
-        pingpong = self.config.pingpong
-        first_step: Any = jnp.int32(0)
-        if pingpong:
-            # The second consumer begins behind the first tile of the first.
-            first_step = jnp.where(warpgroup == 0, 0, geometry.steps(self.origin(jnp.int32(0))))
-            my_tiles = lax.div(my_tiles + 1 - warpgroup, CONSUMERS)
+        # Of consumers with tiles of their own, the second begins behind the first tile of the first.
+        first_step = warpgroup * geometry.passed_steps(self.origin(jnp.int32(0)))
         nothing = plgpu.layout_cast(jnp.zeros((self.config.warpgroup_pixels, _MAXIMA), jnp.float32), plgpu.Layout.WGMMA)
         initial = (first_step, (nothing,) * epilogue.amax_count, (jnp.float32(1),) * epilogue.amax_count)
-        _, maxima, factors = lax.fori_loop(0, my_tiles, tile, initial)
+        _, maxima, factors = lax.fori_loop(0, geometry.consumer_tiles(block_tiles, warpgroup), tile, initial)
         if maxima:
             self.write_maxima(warpgroup, maxima, factors, amax_gmem, turn)
         plgpu.wait_smem_to_gmem(0)
