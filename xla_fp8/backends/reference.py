@@ -39,6 +39,7 @@ def run(
     operands: Sequence[jax.Array],
     output_types: Sequence[str] | None = None,
     batch_group_count: int = 1,
+    fusible: bool = False,
 ) -> tuple[jax.Array, ...]:
     """What the custom call of `graph` computes, without the workspace. Can be traced by jit.
 
@@ -48,6 +49,8 @@ def run(
         operands: input, filter, then the side operands in node order: scalars of shape [], vectors [K] (K the number
             of output features), tensors of the output's shape.
         output_types: element types of the results, output first; those of the graph's nodes if None.
+        fusible: write it as the chain of which XLA's GPU compiler makes an FP8 convolution of its own, where it can. It
+            is then XLA's to compute, and no reference.
 
     Returns:
         The output, in the dimension order of `dim_labels`, then the aux outputs in node order.
@@ -62,7 +65,7 @@ def run(
     types = [node.type for node in results] if output_types is None else list(output_types)
     if len(types) != len(results):
         raise GraphTypeError(f"{graph} has {len(results)} results, but {len(types)} output types were given")
-    values = node_values(graph, window, dim_labels, feature_group_count, operands, batch_group_count)
+    values = node_values(graph, window, dim_labels, feature_group_count, operands, batch_group_count, fusible)
     return tuple(_store(values[node.uid], type) for node, type in zip(results, types, strict=True))
 
 
@@ -73,17 +76,20 @@ def node_values(
     feature_group_count: int,
     operands: Sequence[jax.Array],
     batch_group_count: int = 1,
+    fusible: bool = False,
 ) -> dict[int, jax.Array]:
     """The f32 value of every node, by uid, before any is stored. Arguments and errors are those of `run`."""
     operands = [jnp.asarray(operand) for operand in operands]
     shapes = [_shape_of(operand) for operand in operands]
     type_check(graph, shapes)
-    convolved = convolution(operands[0], operands[1], window, dim_labels, feature_group_count, batch_group_count)
+    groups = feature_group_count, batch_group_count
+    convolved = convolution(operands[0], operands[1], window, dim_labels, *groups, fusible)
     type_check(graph, shapes, Shape.array(graph.output.type, convolved.shape), dim_labels)
     sides = side_values(graph, dim_labels, operands, convolved.ndim)
     values: dict[int, jax.Array] = {graph.nodes[0].uid: convolved}
+    ops = _FUSIBLE_OPS if fusible and convolved.size else _OPS
     for node in graph.nodes[1:]:
-        values[node.uid] = _OPS[node.op](*(values[uid] for uid in node.operands), *sides[node.uid])
+        values[node.uid] = ops[node.op](*(values[uid] for uid in node.operands), *sides[node.uid])
     return values
 
 
@@ -107,13 +113,14 @@ def convolution(
     labels: ConvolutionDimensionNumbers,
     feature_group_count: int,
     batch_group_count: int,
+    fusible: bool = False,
 ) -> jax.Array:
     """HLO's convolution in f32."""
-    # On a GPU, XLA would turn a convolution of converted FP8 operands into a cuDNN FP8 graph, and the reference would
-    # be the thing that it is to check.
-    lhs, rhs = lax.optimization_barrier(  # type: ignore[no-untyped-call]
-        (lhs.astype(jnp.float32), rhs.astype(jnp.float32))
-    )
+    lhs, rhs = lhs.astype(jnp.float32), rhs.astype(jnp.float32)
+    if not fusible:
+        # On a GPU, XLA would turn a convolution of converted FP8 operands into a cuDNN FP8 graph, and the reference
+        # would be the thing that it is to check.
+        lhs, rhs = lax.optimization_barrier((lhs, rhs))  # type: ignore[no-untyped-call]
     reversed_dimensions = [d for d, w in zip(labels.kernel_spatial_dimensions, window, strict=True) if w.reversal]
     return lax.conv_general_dilated(
         lhs,
@@ -174,6 +181,11 @@ _OPS: Mapping[str, Callable[..., jax.Array]] = MappingProxyType(
     }
 )
 """Each op of `xla_fp8.graph.OPS` but conv, on f32 values: operands inside the graph first, then side operands."""
+
+_FUSIBLE_OPS: Mapping[str, Callable[..., jax.Array]] = MappingProxyType(
+    # Of a start value XLA makes a kernel of its own behind its convolution.
+    {**_OPS, "amax": lambda a: jnp.max(jnp.abs(a))}
+)
 
 
 def _store(value: jax.Array, type: str) -> jax.Array:
