@@ -38,6 +38,12 @@ POINTWISE: dict[str, Callable[[Array], Array]] = {
     "maximum": lambda y: jnp.maximum(y, -2),
     "square": lambda y: y * y,
     "double": lambda y: y + y,
+    # Activations by hand.
+    "relu_by_hand": lambda y: jnp.where(y < 0, 0, y),
+    "relu6_by_hand": lambda y: jnp.where(y < 0, 0, jnp.where(y > 6, 6, y)),
+    "elu_by_hand": lambda y: jnp.where(y < 0, jnp.exp(jnp.minimum(y, 0)) - 1, y),
+    "silu_by_hand": lambda y: y / (1 + jnp.exp(-y)),
+    "gelu_by_hand": lambda y: y * (0.5 + 0.5 * jnp.tanh(0.7978845608 * y * (1 + 0.044715 * y * y))),
     # What looks like something else.
     "steep_leaky_relu": lambda y: jnp.where(y > 0, y, y * 2),
     "negative_leaky_relu": lambda y: jnp.where(y > 0, y, y * -0.5),
@@ -66,7 +72,7 @@ STEPS = (
     *ACTIVATIONS,
     *POINTWISE,
     *("bias", "bias", "residual", "residual", "residual_first", "fp8_residual", "fp8_residual", "scale", "scale"),
-    *("inverse_scale", "channel_scale", "transpose", "wide_copy", "amax", "amax", "amax_rescale"),
+    *("inverse_scale", "channel_scale", "transpose", "wide_copy", "amax", "amax", "flat_amax", "amax_rescale"),
     *("subtract_bias", "subtract_residual", "spatial_bias", "max_without_abs", "sum", "row_amax", "scale_tensor"),
 )
 
@@ -222,8 +228,8 @@ class Builder:
                 channel = {0: y.ndim - 1, y.ndim - 1: 0}.get(channel, channel)
             elif step == "wide_copy":
                 extra.append(y)
-            elif step == "amax":
-                extra.append(jnp.max(jnp.abs(y)))
+            elif step in ("amax", "flat_amax"):
+                extra.append(jnp.max(jnp.abs(y if step == "amax" else y.reshape(-1))))
             elif step in ("max_without_abs", "sum", "row_amax"):
                 reduce = {
                     "max_without_abs": jnp.max,
