@@ -5,8 +5,8 @@
 First small programs, with the heuristic's configs. Of one convolution in a row: each against plain `jax.jit` on the
 CPU. Of several: FP8 rounding blows up any difference, however small, to its own size (a relative error e becomes
 sqrt(0.09 * e) one layer on, and 0.09 at last), so a chain or a scan must give the very bits of its layers, run one by
-one. Then one that is tuned while an outer program is traced. Then larger ones, timed against plain `jax.jit`: as they are
-(XLA's own FP8 matcher; it tunes for 25 s a convolution) and in bf16. Runs from a checkout, without an install.
+one. Then one that is tuned while an outer program is traced. Then larger ones, timed against plain `jax.jit`: as they
+are (XLA's own FP8 matcher; it tunes for 25 s a convolution) and in bf16. Runs from a checkout, without an install.
 `--dry-run` lowers everything for cuda on any machine.
 """
 

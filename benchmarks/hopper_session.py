@@ -176,8 +176,7 @@ class Session:
         passed = len(results) - len(failed) - skipped
         self.say(f"=== {passed} passed, {len(failed)} failed, {skipped} skipped; {time.monotonic() - self.begin:.0f} s")
         for result in failed[:60]:
-            reason = next((line for line in result["message"].splitlines()[::-1] if line.strip()), "")
-            self.say(f"FAILED {result['test']}: {reason.strip()[:200]}")
+            self.say(f"FAILED {result['test']}: {result['reason'][:220]}")
 
 
 def main() -> None:

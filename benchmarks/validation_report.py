@@ -45,7 +45,7 @@ def load(lines: Iterable[str]) -> Results:
             if entry["environment"] not in environments:
                 environments.append(entry["environment"])
         elif entry["outcome"] == "skipped":
-            skipped[entry["test"]] = last_line(entry["message"])
+            skipped[entry["test"]] = entry["reason"]
         else:
             tests[entry["test"]] = entry
             if entry["outcome"] != "passed":
@@ -85,7 +85,7 @@ def render(results: Results, command: str) -> str:
         "",
         "## Failures",
         "",
-        *([f"- `{r['test']}`: {last_line(str(r['message']))}" for r in failed] or ["None."]),
+        *([f"- `{r['test']}`: {r['reason']}" for r in failed] or ["None."]),
     ]
     if results.failed_before:
         text += ["", "## Failed in an earlier run and passed at last", ""]
@@ -124,13 +124,6 @@ def _cells(cases: Sequence[tuple[Result, int]]) -> list[str]:
 
 def _worst(numbers: Sequence[float], choose: Any, format_: str) -> str:
     return f"{choose(numbers):{format_}}" if numbers else "-"
-
-
-def last_line(message: str) -> str:
-    """Of an error: what says the most."""
-    lines = [line.strip() for line in message.splitlines() if line.strip()]
-    told = [line.removeprefix("E ").strip() for line in lines if line.startswith("E ")]
-    return (told or lines[-1:] or ["no message"])[0][:400].replace("|", "\\|")
 
 
 def main() -> None:

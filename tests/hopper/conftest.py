@@ -93,10 +93,20 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         "outcome": report.outcome,
         "seconds": round(report.duration, 3),
         "date": _now(),
+        "reason": "" if report.passed else _reason(report),
         "message": "" if report.passed else str(report.longrepr)[-1500:],
         **dict(report.user_properties),
     }
     _append(result)
+
+
+def _reason(report: pytest.TestReport) -> str:
+    """The first line of what went wrong, or why it was skipped."""
+    if isinstance(report.longrepr, tuple):
+        return str(report.longrepr[2])
+    crash = getattr(report.longrepr, "reprcrash", None)
+    text = crash.message if crash is not None else str(report.longrepr)
+    return next((line.strip()[:400] for line in text.splitlines() if line.strip()), "no message")
 
 
 def _append(result: dict[str, Any]) -> None:
