@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +39,12 @@ def main() -> int:
         work(arguments, arguments.worker)
         return 0
     begin = time.monotonic()
+    environment = dict(os.environ)
+    os.environ["JAX_PLATFORMS"] = "cpu"  # this process only needs the names, and the workers all of the GPU
     names = remaining(arguments)
     print(f"{len(names)} cases to run, {len(finished(arguments.out))} done before", flush=True)
     with tempfile.TemporaryDirectory() as scratch:
-        watch(arguments, Path(scratch), begin + arguments.seconds)
+        watch(arguments, environment, Path(scratch), begin + arguments.seconds)
     failed = summarize(arguments.out)
     print(f"{time.monotonic() - begin:.0f} s, {len(remaining(arguments))} cases left", flush=True)
     return 1 if failed else 0
@@ -83,7 +85,7 @@ def remaining(arguments: argparse.Namespace) -> list[str]:
 # The parent
 
 
-def watch(arguments: argparse.Namespace, scratch: Path, end: float) -> None:
+def watch(arguments: argparse.Namespace, environment: Mapping[str, str], scratch: Path, end: float) -> None:
     """Runs the workers until all are done or the time is over; a worker that hangs or dies starts over behind it.
 
     A worker has a folder: its cases are in `queue`, and the one that is on the GPU is in `running`.
@@ -91,10 +93,16 @@ def watch(arguments: argparse.Namespace, scratch: Path, end: float) -> None:
     names = remaining(arguments)
     queues = [names[i :: arguments.processes] for i in range(arguments.processes)]
     folders = [scratch / str(i) for i in range(arguments.processes)]
+    environment = {
+        **environment,
+        "XLA_PYTHON_CLIENT_MEM_FRACTION": str(MEMORY_SHARE / arguments.processes),
+        # References are many and small, and every core has a process of its own.
+        "XLA_FLAGS": f"{environment.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=false",
+    }
     workers: dict[int, subprocess.Popen[bytes]] = {}
     for i, folder in enumerate(folders):
         folder.mkdir()
-        workers[i] = start(arguments, folder, queues[i], end)
+        workers[i] = start(environment, folder, queues[i], end)
     while workers:
         time.sleep(0.5)
         for i, worker in list(workers.items()):
@@ -115,19 +123,13 @@ def watch(arguments: argparse.Namespace, scratch: Path, end: float) -> None:
             done = finished(arguments.out)
             queue = [name for name in queues[i] if name not in done]
             if queue and status != 0 and time.monotonic() < end:
-                workers[i] = start(arguments, folders[i], queue, end)
+                workers[i] = start(environment, folders[i], queue, end)
 
 
-def start(arguments: argparse.Namespace, folder: Path, queue: list[str], end: float) -> subprocess.Popen[bytes]:
+def start(environment: Mapping[str, str], folder: Path, queue: list[str], end: float) -> subprocess.Popen[bytes]:
     (folder / "queue").write_text("\n".join(queue))
     command = [sys.executable, "-m", "tests.hopper.mosaic_run", *sys.argv[1:]]
     seconds = max(0.0, end - time.monotonic())
-    environment = dict(
-        os.environ,
-        XLA_PYTHON_CLIENT_MEM_FRACTION=str(MEMORY_SHARE / arguments.processes),
-        # References are many and small, and every core has a process of its own.
-        XLA_FLAGS=f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=false",
-    )
     return subprocess.Popen([*command, "--seconds", f"{seconds:.0f}", "--worker", str(folder)], env=environment)
 
 
