@@ -170,6 +170,32 @@ def test_attributes_of_the_function_are_kept_and_none_of_ours_is_hidden() -> Non
     assert_close(fast(*ARGS), wide_layer(*ARGS))
 
 
+def test_a_method_can_be_exported() -> None:
+    exported = jax.export.export(NET.of_nothing)(*ARGS)
+    assert_close(exported.call(*ARGS), wide_layer(*ARGS))
+    assert "xla_fp8_region" in jax.export.export(NET.jitted)(*ARGS).mlir_module()
+
+
+def test_a_method_of_a_flax_module() -> None:
+    linen = pytest.importorskip("flax.linen")
+
+    class Layer(linen.Module):  # type: ignore[misc, name-defined]
+        @linen.compact
+        def __call__(self, x8: jax.Array, w8: jax.Array) -> jax.Array:
+            scale = self.param("scale", lambda key: jnp.float32(0.5))
+            return self.layer(x8, w8, scale)
+
+        @xla_fp8.rewrite
+        def layer(self, x8: jax.Array, w8: jax.Array, scale: jax.Array) -> jax.Array:
+            return wide_layer(x8, w8, scale)
+
+    module = Layer()
+    variables = module.init(jax.random.key(0), *ARGS)
+    assert_close(module.apply(variables, *ARGS), WANTED)
+    assert len(xla_fp8.explain(module.apply)(variables, *ARGS).rewritten) == 1
+    assert_close(xla_fp8.jit(module.apply)(variables, *ARGS), WANTED)
+
+
 def test_copies_and_partials() -> None:
     fast = xla_fp8.jit(wide_layer)
     compiled = fast.lower(*ARGS).compile()

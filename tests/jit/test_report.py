@@ -109,6 +109,9 @@ def test_dump_directory_gets_hlo_before_and_after(monkeypatch: pytest.MonkeyPatc
     assert "__cudnn$convForwardGraph" in after.read_text()
     for file in (before, after):
         hlo.verify(hlo.parse(file.read_text()))
+        file.unlink()
+    jax.jit(xla_fp8.rewrite(lambda *a: wide_layer(*a))).lower(x8, w8)
+    assert sorted(folder.iterdir()) == [after, before]
 
 
 def test_strict_raises_and_names_the_line() -> None:

@@ -67,11 +67,18 @@ def rewritten(
     Raises:
         XlaFp8Error: passes, parser or backend refuse; the message says what.
     """
-    return _rewritten(structure_of(jaxpr, family), options.for_passes, platform, dump_dir)
+    structure = structure_of(jaxpr, family)
+    if dump_dir:  # each time, because the folder may have been emptied
+        return _run(structure, options.for_passes, platform, dump_dir)
+    return _rewritten(structure, options.for_passes, platform)
 
 
 @functools.lru_cache(maxsize=1024)
-def _rewritten(structure: Structure, options: Options, platform: str, dump_dir: str | None) -> Rewritten:
+def _rewritten(structure: Structure, options: Options, platform: str) -> Rewritten:
+    return _run(structure, options, platform, None)
+
+
+def _run(structure: Structure, options: Options, platform: str, dump_dir: str | None) -> Rewritten:
     module = hlo_module(structure, platform)
     before = hlo.to_text(module) if dump_dir else ""
     backends = backends_for(options.backend, platform)
