@@ -10,6 +10,7 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import datetime
+import functools
 import os
 import statistics
 import sys
@@ -83,23 +84,31 @@ def config_for(backend: Backend, call: GraphCall, target: Target, may_time: bool
     Raises:
         AutotuneError: XLA_FP8_AUTOTUNE is wrong, or no config can be used.
     """
-    configs = backend.configs(call, target)
+    configs = functools.cache(lambda: backend.configs(call, target))
+    named: Callable[..., Config | None] | None = getattr(backend, "config_named", None)
     platform = getattr(backend, "platform", None)
     wanted = mode() if may_time and platform in (None, jax.default_backend()) else "0"
-    if len(configs) <= 1 or not backend.opaque:
-        return configs[0]
+    if not backend.opaque or (named is None and len(configs()) <= 1):
+        return configs()[0]
     key = key_of(backend, call)
+
+    def find(name: str | None) -> Config | None:
+        """The config with this text, or the heuristic's choice."""
+        if named is not None:
+            return named(call, target, name)
+        return next((config for config in configs() if name is None or str(config) == name), None)
 
     def choose() -> str:
         known = None if wanted == "force" else cache.load(key)
-        if known is not None and any(str(config) == known.config for config in configs):
+        if known is not None and find(known.config) is not None:
             return known.config
-        return str(configs[0]) if wanted == "0" else _tune_and_store(backend, call, configs, key)
+        return str(find(None)) if wanted == "0" else _tune_and_store(backend, call, configs(), key)
 
     # One thread tunes at a time: timings of two would be of two programs on one device.
     with _lock:
         name = _shared(key, choose)
-    return next((config for config in configs if str(config) == name), configs[0])
+    found = find(name)
+    return find(None) if found is None else found
 
 
 def key_of(backend: Backend, call: GraphCall) -> dict[str, str]:

@@ -1,12 +1,51 @@
-"""Several backends as one, whose configs are all of theirs: the autotuner then times one backend against another."""
+"""Several backends as one, whose configs are all of theirs: the autotuner then times one backend against another.
+
+What XLA's own compiler makes of a graph is among them, so that a shape on which it is the fastest is left to it.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from xla_fp8.backends.protocol import Backend, Config, Implementation, No
+from xla_fp8.backends import reference
+from xla_fp8.backends.protocol import Backend, Config, Implementation, No, Yes
 from xla_fp8.target import GraphCall, Target, Verdict, advice_of, rule_of
+
+MOST_CONFIGS = 8
+"""Of one backend that are timed: with XLA's own tuning of 20 s beside them, a new shape takes less than 30 s."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ChainBackend:
+    """The graph as the plain chain that XLA's GPU compiler fuses, where its matcher can, and tunes by itself."""
+
+    name: str = "xla"
+    opaque: bool = False
+
+    def supports(self, call: GraphCall, target: Target) -> Verdict:
+        """Yes: what XLA does not fuse it runs in f32, which is never the fastest."""
+        return Yes()
+
+    def configs(self, call: GraphCall, target: Target) -> Sequence[Config]:
+        return ("chain",)
+
+    def lower(self, call: GraphCall, config: Config) -> Implementation:
+        types = tuple(shape.element_type for shape in call.output_shapes)
+        groups = call.feature_group_count
+
+        def implementation(*operands: object) -> tuple[object, ...]:
+            return reference.run(
+                call.graph,
+                call.window,
+                call.dim_labels,
+                groups,
+                operands,  # type: ignore[arg-type]
+                types,
+                fusible=True,
+            )
+
+        return implementation  # type: ignore[return-value]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,23 +61,31 @@ class Candidate:
 
 @dataclasses.dataclass(frozen=True)
 class FastestBackend:
-    """Whatever of `backends` is fastest for a call. The first one that runs it is the choice without a measurement.
+    """Whatever is fastest for a call. The first of `backends` that runs it is the choice without a measurement.
 
     Attributes:
-        backends: in the order of preference; all opaque.
+        backends: in the order of preference; one of them must run a call.
+        peers: timed beside them, and never the choice without a measurement.
     """
 
     backends: tuple[Backend, ...]
-    name: str = "fastest"
+    peers: tuple[Backend, ...] = ()
+    name: str = "auto"
     opaque: bool = True
 
     @property
     def needs_python(self) -> bool:
-        return any(getattr(backend, "needs_python", False) for backend in self.backends)
+        """Whether no candidate can do without this process: `portable` has those that can."""
+        return all(map(_needs_python, (*self.backends, *self.peers)))
+
+    @property
+    def platform(self) -> str | None:
+        """JAX's platform on which the candidates can be timed; None is any."""
+        return next((p for b in self.backends if (p := getattr(b, "platform", None)) is not None), None)
 
     @property
     def version(self) -> str:
-        return "; ".join(f"{b.name} {getattr(b, 'version', '')}".strip() for b in self.backends)
+        return "; ".join(f"{b.name} {getattr(b, 'version', '')}".strip() for b in (*self.backends, *self.peers))
 
     def supports(self, call: GraphCall, target: Target) -> Verdict:
         """The yes of any, or the reasons of all."""
@@ -51,9 +98,38 @@ class FastestBackend:
         reasons = "; ".join(f"{backend.name}: {verdict.reason}" for backend, verdict in verdicts)
         return No(reasons, rule=rule, advice=advice)
 
+    def able(self, call: GraphCall, target: Target) -> FastestBackend:
+        """Without the backends that do not run `call`: what the others are, and how fast, does not depend on them."""
+        able = tuple(backend for backend in self.backends if backend.supports(call, target).ok)
+        return dataclasses.replace(self, backends=able)
+
+    def portable(self) -> FastestBackend:
+        """Without the backends whose calls only this process can run."""
+        backends = tuple(backend for backend in self.backends if not _needs_python(backend))
+        return dataclasses.replace(self, backends=backends or self.peers, peers=self.peers if backends else ())
+
     def configs(self, call: GraphCall, target: Target) -> Sequence[Config]:
-        able = [backend for backend in self.backends if backend.supports(call, target).ok]
-        return tuple(Candidate(backend, config) for backend in able for config in backend.configs(call, target))
+        return tuple(
+            Candidate(backend, config)
+            for backend in self._running(call, target)
+            for config in backend.configs(call, target)[:MOST_CONFIGS]
+        )
+
+    def config_named(self, call: GraphCall, target: Target, name: str | None) -> Config | None:
+        """The config with this text, or the one that is the choice without a measurement; None where there is none.
+
+        Only the backend that has it is asked for its configs: cuDNN builds plans to know its own.
+        """
+        for backend in self._running(call, target):
+            if name is None or name.startswith(f"{backend.name} "):
+                candidates = (Candidate(backend, config) for config in backend.configs(call, target))
+                return next((one for one in candidates if name is None or str(one) == name), None)
+        return None
+
+    def _running(self, call: GraphCall, target: Target) -> Iterator[Backend]:
+        able = (backend for backend in self.backends if backend.supports(call, target).ok)
+        yield from able
+        yield from self.peers
 
     def lower(self, call: GraphCall, config: Config) -> Implementation:
         assert isinstance(config, Candidate)
@@ -65,3 +141,7 @@ class FastestBackend:
         for backend in self.backends:
             if settled := getattr(backend, "settled", None):
                 settled(call, config.config if backend == config.backend else None)
+
+
+def _needs_python(backend: Backend) -> bool:
+    return bool(getattr(backend, "needs_python", False))

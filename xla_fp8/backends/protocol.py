@@ -53,6 +53,9 @@ class Backend(Protocol):
         opaque: whether what `lower` returns is a custom call or kernel that XLA's partitioner cannot look into. Such a
             call is partitioned by its batch dimension, amax reduced across the shards.
 
+    One whose configs are costly to list may have `config_named(call, target, name)`: the config with this text, or with
+    None the one that a heuristic prefers; None where there is none. The autotuner then lists them only to time them.
+
     One with a true attribute `needs_python` lowers to calls that only a process with this package can run; `jax.export`
     leaves its chains to XLA.
     """

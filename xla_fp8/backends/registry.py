@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from xla_fp8.backends import reference
+from xla_fp8.backends.fastest import ChainBackend, FastestBackend
 from xla_fp8.backends.protocol import Backend, Config, Implementation, No, Yes
 from xla_fp8.errors import XlaFp8Error
 from xla_fp8.target import GraphCall, Target, Verdict, advice_of, rule_of
@@ -92,11 +93,17 @@ BACKENDS: Mapping[str, Callable[[], Backend]] = MappingProxyType(
 )
 """Every backend's name → what makes it. A GPU backend imports its libraries when it is made, not before."""
 
-_AUTO: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"cuda": ("mosaic", "cudnn", "xla"), "rocm": ("xla",), "tpu": ("xla",)}
+
+@functools.cache
+def _fastest() -> Backend:
+    return FastestBackend((_mosaic(), _cudnn()), (ChainBackend(),))
+
+
+_AUTO: Mapping[str, tuple[Callable[[], Backend], ...]] = MappingProxyType(
+    {"cuda": (_fastest, _xla), "rocm": (_xla,), "tpu": (_xla,)}
 )
-"""What "auto" tries on a platform, fastest first. The reference interprets in f32: right everywhere, fast nowhere, so
-on an accelerator the original chain is better than it."""
+"""What "auto" tries on a platform. The reference interprets in f32: right everywhere, fast nowhere, so on an
+accelerator the original chain is better than it."""
 
 
 def platform_name(jax_platform: str) -> str:
@@ -113,21 +120,22 @@ def backends_for(choice: str | Backend, platform: str) -> tuple[Backend, ...]:
     if not isinstance(choice, str):
         return (choice,)
     if choice == "auto":
-        return tuple(BACKENDS[name]() for name in _AUTO.get(platform, ("reference",)))
+        return tuple(make() for make in _AUTO.get(platform, (_reference,)))
     if choice not in BACKENDS:
         raise BackendError(f"unknown backend {choice!r}; the backends are: auto, {', '.join(BACKENDS)}")
     return (BACKENDS[choice](),)
 
 
 def choose(backends: Sequence[Backend], call: GraphCall, target: Target) -> Backend | No:
-    """The first backend that runs `call`, or why none does."""
+    """The first backend that runs `call`, or why none does. Of several that are one, those that run it."""
     reasons = []
     rule = advice = ""
     for backend in backends:
         verdict = backend.supports(call, target)
         if verdict.ok:
-            return backend
-        reasons.append(verdict.reason if len(backends) == 1 else f"{backend.name}: {verdict.reason}")
+            return backend.able(call, target) if isinstance(backend, FastestBackend) else backend
+        named = len(backends) == 1 or isinstance(backend, FastestBackend)
+        reasons.append(verdict.reason if named else f"{backend.name}: {verdict.reason}")
         rule = rule or rule_of(verdict)
         advice = advice or advice_of(verdict)
     return No("; ".join(reasons) or "there is no backend for this platform", rule=rule, advice=advice)

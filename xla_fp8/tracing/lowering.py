@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import warnings
@@ -14,6 +15,7 @@ from jax.interpreters import mlir
 
 from xla_fp8 import _jax_compat
 from xla_fp8.backends import autotune
+from xla_fp8.backends.fastest import FastestBackend
 from xla_fp8.backends.protocol import Implementation
 from xla_fp8.hlo.literal import numpy_dtype
 from xla_fp8.report import Report
@@ -37,7 +39,7 @@ def _lower(
     try:
         result = rewritten(jaxpr, options, platform, os.environ.get("XLA_FP8_DUMP_DIR"), family)
         if _jax_compat.is_for_export(context):
-            _check_export(result)
+            result = _for_export(result)
         implementations = _implementations(platform, context, result)
     except Exception as error:  # whatever went wrong, the user's own program is there to fall back to
         if options.strict:
@@ -63,15 +65,17 @@ def _tell(report: Report, options: Options) -> None:
         check_strict(report)
 
 
-def _check_export(region: Rewritten) -> None:
-    """Raises RegionError for a graph call that the process which runs an exported program could not run."""
-    for call, backend in zip(region.calls, region.backends, strict=True):
+def _for_export(region: Rewritten) -> Rewritten:
+    """The region with backends that an exported program can run. Raises RegionError where a graph call has none."""
+    backends = tuple(b.portable() if isinstance(b, FastestBackend) else b for b in region.backends)
+    for call, backend in zip(region.calls, backends, strict=True):
         if getattr(backend, "needs_python", False):
             raise RegionError(
                 f"the {backend.name} backend runs the graph {call.graph} through code that this Python process "
                 "registers, which an exported program cannot take along. Export with backend='reference' (plain JAX, "
                 "slow) or backend='xla' (the chain is left to XLA)"
             )
+    return dataclasses.replace(region, backends=backends)
 
 
 def _lower_plain(context: Any, jaxpr: Jaxpr, arguments: Sequence[Any]) -> Sequence[Any]:
