@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from xla_fp8.quantization.float8 import Float8
     from xla_fp8.quantization.quantize import quantize
     from xla_fp8.quantization.training import fp8_conv, fp8_dot
-    from xla_fp8.tracing.errors import FallbackWarning, NotRewrittenError
+    from xla_fp8.tracing.errors import DumpWarning, FallbackWarning, NotRewrittenError, UntraceableError
 
 __version__ = "0.1.0"
 
@@ -30,10 +30,12 @@ __all__ = [
     "DelayedScale",
     "DelayedScaling",
     "DifferentiationError",
+    "DumpWarning",
     "FallbackWarning",
     "Float8",
     "NotRewrittenError",
     "QuantizationError",
+    "UntraceableError",
     "XlaFp8Error",
     "__version__",
     "conv_general_dilated",
@@ -52,10 +54,12 @@ _HOME = {
     "DelayedScale": "xla_fp8.quantization.delayed",
     "DelayedScaling": "xla_fp8.quantization.delayed",
     "DifferentiationError": "xla_fp8.quantization.errors",
+    "DumpWarning": "xla_fp8.tracing.errors",
     "FallbackWarning": "xla_fp8.tracing.errors",
     "Float8": "xla_fp8.quantization.float8",
     "NotRewrittenError": "xla_fp8.tracing.errors",
     "QuantizationError": "xla_fp8.quantization.errors",
+    "UntraceableError": "xla_fp8.tracing.errors",
     "conv_general_dilated": "xla_fp8.functions",
     "dot_general": "xla_fp8.quantization.dot",
     "explain": "xla_fp8.api.explain",
