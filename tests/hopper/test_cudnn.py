@@ -105,7 +105,7 @@ def test_random_graphs(seed: int, check: Check) -> None:
     call = random_call(seed, largest=64)
     answer = support(call, H200)
     if not answer.ok:
-        with pytest.raises(Exception, match=r"no plan|cannot build a plan"):
+        with pytest.raises(CudnnUnsupportedError):
             CudnnBackend().lower(call, Plan(""))
         return
     check(call)

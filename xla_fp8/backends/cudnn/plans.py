@@ -104,7 +104,7 @@ class DevicePlans:
         for mode in (cudnn.heur_mode.A, cudnn.heur_mode.B, cudnn.heur_mode.FALLBACK):
             try:
                 graph = self._graph(call, mode)
-            except (RuntimeError, cudnn.cudnnGraphNotSupportedError) as error:
+            except (RuntimeError, CudnnUnsupportedError, cudnn.cudnnGraphNotSupportedError) as error:
                 refusals.append(one_line(error))
                 continue
             found.append((mode, [graph.get_plan_name_at_index(i) for i in range(graph.get_execution_plan_count())]))
