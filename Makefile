@@ -1,5 +1,6 @@
 # Everything runs in a virtual environment that this file makes; a stamp per extra is redone when pyproject.toml changes.
 #   make test        every test                      (PYTEST_ARGS='-k parser' picks some)
+#   make nightly     2,000 random networks under jax.jit and xla_fp8.jit, others each time; a failure names its seed
 #   make lint        ruff, mypy --strict, import-linter
 #   make demo        a real JAX program, dumped, rewritten and explained
 #   make docs-check  links, anchors and Python blocks of the documentation
@@ -20,10 +21,13 @@ BIN := $(VENV)/bin
 # passes/ -> xla_fp8.passes of an editable install.
 INSTALLED := build/installed
 
-.PHONY: test lint demo docs-check bench validate clean
+.PHONY: test nightly lint demo docs-check bench validate clean
 
 test: $(VENV)/.stamp-test
 	$(BIN)/pytest -n auto --maxprocesses=8 --dist=loadgroup $(PYTEST_ARGS)
+
+nightly: $(VENV)/.stamp-test
+	XLA_FP8_NIGHTLY=1 $(BIN)/pytest -n auto --maxprocesses=8 tests/jit/test_random_networks.py $(PYTEST_ARGS)
 
 lint: $(VENV)/.stamp-lint
 	$(BIN)/ruff check .

@@ -1,4 +1,4 @@
-"""What every test shares: hypothesis profiles, the markers `hopper` and `nightly`, the package from its wheel."""
+"""What every test shares: hypothesis profiles, the marker `hopper`, the package from its wheel."""
 
 from __future__ import annotations
 
@@ -40,8 +40,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("hopper") and (reason := why_not_hopper()):
             item.add_marker(pytest.mark.skip(reason=reason))
-        if item.get_closest_marker("nightly") and not NIGHTLY:
-            item.add_marker(pytest.mark.skip(reason="nightly: set XLA_FP8_NIGHTLY=1 to run it"))
 
 
 @pytest.fixture(scope="session")
