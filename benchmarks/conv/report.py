@@ -55,11 +55,13 @@ class Row:
         us = self.us(contestant)
         return float(self.data["flops"]) / us / 1e6 if us else None
 
-    @property
-    def best_of_xla(self) -> float | None:
-        times = [us for name in ("xla_fp8", "xla_bf16") if (us := self.us(name))]
-        ours = self.us("mosaic")
-        return min(times) / ours if times and ours else None
+    def against_xla(self, *ours: str) -> float | None:
+        """How many times as fast the fastest of `ours` is as the faster of XLA's two."""
+        theirs, mine = self._fastest("xla_fp8", "xla_bf16"), self._fastest(*ours)
+        return theirs / mine if theirs and mine else None
+
+    def _fastest(self, *contestants: str) -> float | None:
+        return min((us for name in contestants if (us := self.us(name))), default=None)
 
     @property
     def guess(self) -> float | None:
@@ -129,7 +131,9 @@ def summary(content: dict[str, Any]) -> str:
     for name, group in groups.items():
         lines.append(ratios(f"mosaic, {name}: vs XLA FP8", group, lambda row: row.ratio("xla_fp8", "mosaic")))
         lines.append(ratios(f"mosaic, {name}: vs XLA bf16", group, lambda row: row.ratio("xla_bf16", "mosaic")))
-    lines.append(ratios("mosaic vs the faster of the two", main, lambda row: row.best_of_xla))
+    lines.append(ratios("mosaic vs the faster of the two", main, lambda row: row.against_xla("mosaic")))
+    auto = ("mosaic", "cudnn", "xla_fp8")
+    lines.append(ratios("auto, which picks, vs the faster of the two", main, lambda row: row.against_xla(*auto)))
     lines.append(ratios("highest vs XLA FP8", main, lambda row: row.ratio("xla_fp8", "highest")))
     lines.append(ratios("cudnn vs XLA FP8", rows, lambda row: row.ratio("xla_fp8", "cudnn")))
     filling = [row for row in main if row.fills]

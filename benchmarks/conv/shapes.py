@@ -10,7 +10,11 @@ from collections.abc import Iterator
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """Input [n, h, w, c], filter [k, r, r, c], one stride, padding SAME."""
+    """Input [n, h, w, c], filter [k, r, r, c], one stride.
+
+    The padding is the same on both sides, as in the networks' own papers. JAX's SAME is not where the stride is 2: XLA
+    then pads in a kernel of its own, which is not what is compared here.
+    """
 
     n: int
     h: int
@@ -32,11 +36,7 @@ class Shape:
     @property
     def padding(self) -> tuple[tuple[int, int], tuple[int, int]]:
         """Low and high, of height and width."""
-        height, width = (
-            max((out - 1) * self.stride + self.r - size, 0)
-            for out, size in zip(self.out, (self.h, self.w), strict=True)
-        )
-        return (height // 2, height - height // 2), (width // 2, width - width // 2)
+        return (self.r // 2, self.r // 2), (self.r // 2, self.r // 2)
 
     @property
     def product(self) -> tuple[int, int, int]:

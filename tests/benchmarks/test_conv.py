@@ -1,0 +1,107 @@
+"""The benchmark of convolutions: its rows, its report, and both of its phases on small shapes on the CPU."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from xla_fp8.backends.mosaic.backend import MosaicBackend
+from xla_fp8.target import Target
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def bench() -> Any:
+    """The modules of the package, which is not installed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT))
+        names = ("shapes", "programs", "report")
+        return SimpleNamespace(**{name: importlib.import_module(f"benchmarks.conv.{name}") for name in names})
+
+
+def test_every_shape_is_there_once_and_every_network_comes_early(bench: Any) -> None:
+    found = bench.shapes.in_order(bench.shapes.TIERS)
+    networks = {name for tier in bench.shapes.TIERS for name in tier}
+    assert networks == {name for names in found.values() for name in names}
+    assert set(bench.shapes.resnet50(64)) <= set(found)
+    of_networks = [names for names in found.values() if "common" not in names]
+    assert {name for names in of_networks[:8] for name in names} >= set(bench.shapes.TIERS[1])
+    rows = bench.programs.cases()
+    assert len({row.name for row in rows}) == len(rows)
+    assert {row.shape for row in rows if row.epilogue == "amax"} == set(found)
+
+
+def test_resnet50_has_22_kinds_of_convolutions_behind_its_first(bench: Any) -> None:
+    """Of each stage a 3x3 and two 1x1; before all but the first stage three more on the larger image; one 1x1 first."""
+    found = list(bench.shapes.resnet50(64))
+    assert len(set(found)) == len(found) == 4 * 3 + 3 * 3 + 1
+    assert {shape.out for shape in found if shape.stride == 2} == {(28, 28), (14, 14), (7, 7)}
+    one = bench.shapes.Shape(1, 56, 56, 128, 3, 128, 2)
+    assert one.product == (28 * 28, 128, 9 * 128)
+    assert one.flops == 2 * 28 * 28 * 128 * 9 * 128
+
+
+@pytest.mark.parametrize("precision", ["default", "highest"])
+def test_the_kernel_runs_every_row(bench: Any, precision: Any) -> None:
+    backend, target = MosaicBackend(precision), Target.parse("h200")
+    refused = [row.name for row in bench.programs.cases() if not backend.supports(row.call, target).ok]
+    assert refused == []
+
+
+def row(shape: str, epilogue: str, **us: float | None) -> dict[str, Any]:
+    contestants = {name: {"problem": "died"} if t is None else {"us": t, "host_bound": False} for name, t in us.items()}
+    return {
+        "shape": shape,
+        "epilogue": epilogue,
+        "networks": ["net"],
+        "product": [1 << 16, 256, 2304],
+        "flops": 2e9,
+        "bytes": 1e7,
+        "process": "p",
+        "contestants": contestants,
+    }
+
+
+def test_the_summary_names_what_is_slower(bench: Any) -> None:
+    rows = [
+        row("a", "amax", mosaic=10.0, xla_fp8=20.0, xla_bf16=30.0, gemm=9.5),
+        row("b", "amax", mosaic=10.0, xla_fp8=8.0, xla_bf16=40.0, gemm=9.0),
+        row("c", "amax", mosaic=10.0, xla_fp8=None, xla_bf16=20.0),
+        row("a", "scale", mosaic=9.9, xla_fp8=20.0),
+    ]
+    content = {"about": {}, "ceilings": {}, "rows": {f"{r['shape']} {r['epilogue']}": r for r in rows}}
+    text = bench.report.summary(content)
+    assert "mosaic, all: vs XLA FP8: geometric mean 1.26 over 2, least 0.80 (b), 1 below 1 ['b']" in text
+    assert "mosaic vs the faster of the two: geometric mean 1.47 over 3, least 0.80 (b)" in text
+    assert "of cuBLASLt, where the grid fills the GPU: geometric mean 0.92 over 2, least 0.90 (b)" in text
+    assert "mosaic, amax / scale (time): geometric mean 1.01 over 1" in text
+    assert bench.report.table(map(bench.report.Row, rows)).count("| 2.00x |") == 2
+
+
+@pytest.mark.slow
+def test_tuning_and_measuring_on_the_cpu(tmp_path: Path) -> None:
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-m", "benchmarks.conv"]
+    options = ["--tiny", "--out", str(tmp_path), "--seconds", "300", "--workers", "1", "--kernel-workers", "1"]
+    for phase in ("tune", "measure"):
+        done = subprocess.run(
+            [*command, phase, *options], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads((tmp_path / "results.json").read_text())["rows"]
+    assert {row["epilogue"] for row in rows.values()} >= {"amax", "scale", "bias+silu+residual"}
+    every = [facts for row in rows.values() for facts in row["contestants"].values()]
+    # A busy machine may lose a time of some microseconds.
+    noise = "shorter than what the delay varies by"
+    assert all(not facts["problem"] or noise in facts["problem"] for facts in every)
+    assert all(facts["us"] > 0 for facts in every if not facts["problem"])
+    assert min(facts["equal"] for facts in every if "equal" in facts) > 0.99
