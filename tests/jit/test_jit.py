@@ -257,6 +257,15 @@ def test_bad_options_are_refused_at_once(kwargs: dict[str, Any], error: str, mes
     assert type(caught.value).__name__ == error
 
 
+def test_what_cannot_be_called_is_refused_at_once() -> None:
+    for make in (xla_fp8.jit, xla_fp8.rewrite, xla_fp8.explain):
+        with pytest.raises(TypeError, match="rewrites functions, and this is a int: 3"):
+            make(3)
+    for make in (xla_fp8.jit, xla_fp8.rewrite):
+        with pytest.raises(TypeError, match="report= takes a function"):
+            make(wide_layer, report=3)
+
+
 def test_dead_convolution_costs_nothing() -> None:
     def fn(x8: jax.Array, w8: jax.Array) -> jax.Array:
         wide_layer(x8, w8)

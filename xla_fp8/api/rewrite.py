@@ -13,6 +13,7 @@ from typing import Any
 import jax
 from jax.extend import core
 
+from xla_fp8 import _jax_compat
 from xla_fp8.api.call import Call, FlatFunction
 from xla_fp8.api.function import RewrittenFunction
 from xla_fp8.backends.protocol import Backend
@@ -51,7 +52,9 @@ def rewrite(
         passes: names of passes to run instead of the default pipeline, or one string of them ("a,b,c").
         target: device to assume, e.g. "h200" or "cc=9.0,cudnn=9.1"; the local GPU, else an h200.
         backend: "auto", "reference", "xla" (rewrite nothing), or a `xla_fp8.backends.protocol.Backend`.
-        report: called with a `Report` each time `fn` has been traced: under `jax.jit`, once for each compilation.
+        report: called with a `Report` each time `fn` has been traced: under `jax.jit`, once for each compilation. Also
+            with one for each region that a transformation of the result (vmap, grad) makes, when that is compiled.
+            What it raises reaches the caller.
         strict: raise where an FP8 convolution or dot stays as it was.
 
     Returns:
@@ -59,11 +62,18 @@ def rewrite(
 
     Raises:
         TargetError, UnknownPassError, BackendError: at once, for a target, pass or backend that there is none of.
-        NotRewrittenError: when it is traced, with `strict`.
+        TypeError: at once, for a `fn` or a `report` that cannot be called.
+        NotRewrittenError: when it is traced, with `strict`; where a transformation around it undoes a rewrite, when
+            that is compiled. Also for a function that cannot be traced.
+        UntraceableError: from its `report`, for a function that needs the value of an array.
 
     Where the rewriting itself fails, a `FallbackWarning` says why and `fn` runs as it is. `XLA_FP8_REPORT=1` prints the
     report to stderr each time a function is traced; `XLA_FP8_DUMP_DIR=dir` writes each region's HLO before and after.
     """
+    if not callable(fn):
+        raise TypeError(f"xla_fp8 rewrites functions, and this is a {type(fn).__name__}: {fn!r}")
+    if report is not None and not callable(report):
+        raise TypeError(f"report= takes a function of one argument, a Report, and not a {type(report).__name__}")
     tell = functools.partial(_tell, report, name_of(fn))
     tell_transformed = functools.partial(_tell, report, f"{name_of(fn)}, after a transformation")
     options = make_options(passes=passes, target=target, backend=backend, strict=strict, tell=tell_transformed)
@@ -98,7 +108,9 @@ def rewrite(
             told.add(jaxpr)
         if found is not None and strict:
             check_strict(found)
-        return jax.tree.unflatten(out_tree, core.jaxpr_as_fun(changed)(*call.arrays))
+        if changed is jaxpr:
+            return jax.tree.unflatten(out_tree, core.jaxpr_as_fun(jaxpr)(*call.arrays))
+        return jax.tree.unflatten(out_tree, _jax_compat.evaluate_staged(changed, call.arrays, call.function.__name__))
 
     def report_for(*args: Any, **kwargs: Any) -> Report:
         try:
