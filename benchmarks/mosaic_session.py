@@ -690,7 +690,7 @@ def contestants(
             print(f"  {prefix}/{config} ERROR in lowering: {short(error)}")
     concurrent.futures.wait(futures.values())
     for config, future in futures.items():
-        predicted = configs.predicted_cycles(problem(case), config)
+        predicted = configs.predicted_cycles(problem(case), config, footprint(case))
         times[config] = measure(
             session, f"{prefix}/{config}", case, future.result, data, compiled=True, predicted=predicted
         )
@@ -701,6 +701,14 @@ def problem(case: Case) -> Any:
     from xla_fp8.backends.mosaic.problem import problem_of
 
     return problem_of(case.call)
+
+
+def footprint(case: Case) -> configs.Footprint:
+    from xla_fp8.backends.mosaic.epilogue import Epilogue, epilogue_of
+
+    epilogue = epilogue_of(case.call)
+    assert isinstance(epilogue, Epilogue), epilogue
+    return epilogue.footprint
 
 
 def run_bench(session: Session, name: str, how_many: int, precision: str = "default") -> None:

@@ -1,11 +1,12 @@
-"""Schedules of the Mosaic kernel side by side on a Hopper GPU: who shares a tile, what a cluster shares.
+"""Schedules of the Mosaic kernel side by side on a Hopper GPU: consumers that share a tile, or have one each.
 
     PYTHONPATH=. python3 benchmarks/mosaic_variants.py --out variants.json [--budget-seconds 120] [--only 64x64,7x7]
     PYTHONPATH=. python3 benchmarks/mosaic_variants.py --dry-run     # no GPU: lowers for cuda, measures nothing
 
-For each shape and epilogue the first config is the yardstick: the results of all others must equal its results bit for
-bit, as each output is the same sum in the same order (`same` in the table is the share that is equal); on the first two
-shapes its own results are compared with the reference. Times are device-bound, as in `mosaic_session.py`. A config that
+For each shape and epilogue the first config, in which both consumers share a tile, is the yardstick: the results of all
+others must equal its results bit for bit, as each output is the same sum in the same order (`same` in the table is the
+share that is equal); on the small shapes its own results are compared with the reference. `*` marks what runs where
+nothing is tuned. Times are device-bound, as in `mosaic_session.py`. A config that
 hangs is recorded, and the process starts over without it.
 """
 
@@ -35,6 +36,8 @@ CASES: dict[str, tuple[tuple[int, ...], int, tuple[int, int], int, int]] = {
     # Name: input size, channels, window, features, stride.
     "odd": ((5, 13, 19), 160, (3, 3), 176, 1),
     "odd-wide": ((3, 30, 31), 256, (3, 3), 384, 1),
+    "odd-many": ((16, 61, 59), 64, (3, 3), 208, 1),
+    "odd-stride": ((16, 61, 123), 64, (3, 3), 208, 2),
     "64x64-256": ((32, 64, 64), 256, (3, 3), 256, 1),
     "56x56-64": ((64, 56, 56), 64, (3, 3), 64, 1),
     "28x28-128": ((64, 28, 28), 128, (3, 3), 128, 1),
@@ -49,9 +52,11 @@ CASES: dict[str, tuple[tuple[int, ...], int, tuple[int, int], int, int]] = {
 EPILOGUES = {
     "odd": ("amax", "bias-silu-residual"),
     "odd-wide": ("amax",),
+    "odd-many": ("bias-silu-residual",),
+    "odd-stride": ("amax",),
     "64x64-256": ("scale", "amax", "bias-relu-residual-fp8", "bias-silu-residual"),
 }
-SMALL = ("odd", "odd-wide")
+SMALL = ("odd", "odd-wide", "odd-many", "odd-stride")
 """Only checked, not timed."""
 
 
@@ -61,40 +66,19 @@ def case_of(name: str, epilogue: str) -> base.Case:
 
 
 def variants(problem: Problem, epilogue: Epilogue) -> Iterator[Config]:
-    """The heuristic's choice; then schedules and clusters for tiles of several sizes."""
+    """What the autotuner would time, and tiles of both schedules beside; first one that both consumers share.
+
+    Without splits: those sum in another order.
+    """
     footprint = epilogue.footprint
-    first = configs.generate(problem, footprint)[0]
-    yield first
-    if configs._may_lead(problem, first):
-        yield from (dataclasses.replace(first, lead=lead) for lead in (2, 3) if lead < first.stages)
-    tiles = [(256, 128, False), (128, 256, False), (128, 128, True), (64, 256, True)]
-    if problem.features % 128 or problem.pixels < 1 << 14:
-        tiles += [(128, 64, True)]
-        tiles += [(256, 64, True)] if problem.features % 128 else []
-    if problem.features % 160 == 0:
-        tiles = [(256, 160, False), (128, 128, True), (128, 160, True)]
-    for pixels, features, pingpong in tiles:
-        if features > problem.features:
-            continue
-        box = configs._boxes(problem, pixels)[0]
-        for cluster, share in ((1, "filter"), (2, "filter"), (2, "input")):
-            if share == "input" and (problem.features <= features or features < 128):
-                continue
-            bare = Config(
-                *(*box, features, first.tile_channels, 0),
-                pingpong=pingpong,
-                cluster=cluster,
-                share=share,  # type: ignore[arg-type]
-            )
-            config = configs._with_stages(bare, footprint)
-            if config is not None:
-                yield config
-                if (
-                    (pixels, features, pingpong) == (128, 128, True)
-                    and share == "filter"
-                    and features * 2 == problem.features
-                ):
-                    yield from (dataclasses.replace(config, delay=delay) for delay in (0, 2))
+    generated = [c for c in configs.generate(problem, footprint, limit=64) if c.splits == 1]
+    shared = [config for config in generated if not config.pingpong]
+    alone = [config for config in generated if config.pingpong]
+    yield shared[0]
+    yield from [c for c in configs.generate(problem, footprint) if c.splits == 1]
+    yield from shared[1:2]
+    for config in alone[:3]:
+        yield from (dataclasses.replace(config, delay=delay) for delay in (1, 2) if delay < config.stages - 1)
 
 
 def run(session: base.Session, name: str, epilogue: str) -> None:
@@ -144,7 +128,8 @@ def run(session: base.Session, name: str, epilogue: str) -> None:
             print(f"    ERROR {config}: {base.short(error)}", flush=True)
             continue
         session.record(keys[config], {"ok": same == 1.0, "us": us, "same": same})
-        print(f"    {us:8.1f} us {case.flops / us / 1e6:6.0f} TF/s  same {same:.6f}  {config}", flush=True)
+        mark = "*" if config == configs.generate(problem, chain.footprint)[0] else " "
+        print(f"  {mark} {us:8.1f} us {case.flops / us / 1e6:6.0f} TF/s  same {same:.6f}  {config}", flush=True)
 
 
 def main() -> None:

@@ -9,7 +9,16 @@ from typing import Any
 import pytest
 
 from xla_fp8.backends.mosaic import configs
-from xla_fp8.backends.mosaic.configs import SHARED_MEMORY, SUMS, Config, Footprint, fits, generate, shared_memory
+from xla_fp8.backends.mosaic.configs import (
+    CONSUMERS,
+    SHARED_MEMORY,
+    SUMS,
+    Config,
+    Footprint,
+    fits,
+    generate,
+    shared_memory,
+)
 from xla_fp8.backends.mosaic.geometry import Geometry
 from xla_fp8.backends.mosaic.problem import Problem
 
@@ -61,13 +70,12 @@ def test_every_config_fits_and_can_be_cut(name: str, footprint: str, promote: bo
         assert config.stages >= 3
         geometry = Geometry(problem, config)
         n, h, w = geometry.warpgroup_box()
-        assert 2 * n * h * w == config.tile_pixels, "a consumer's half is not a box"
+        consumers = 1 if config.pingpong else CONSUMERS
+        assert consumers * n * h * w == config.tile_pixels, "a consumer's share is not a box"
         taps = math.prod(problem.taps)
         assert geometry.steps(geometry.origin(0)) * config.splits == taps * geometry.channel_blocks, (
             "a split leaves steps out"
         )
-        assert 0 <= config.lead < config.stages
-        assert not config.lead or geometry.fewest_steps >= config.stages, "the leader would lap the other consumer"
         columns = (SUMS if config.splits > 1 else needed).columns(config)
         assert config.piece_features % columns == 0
         assert columns >= configs.MIN_COLUMNS
@@ -92,9 +100,15 @@ def test_a_split_needs_a_machine_with_room() -> None:
 def test_small_blocks_only_where_they_make_room_for_stages() -> None:
     problem = same(32, 64, 256, 256)
     assert generate(problem, Footprint())[0].columns == 0
-    residual = generate(problem, Footprint((1,), (2,), 1))[0]
-    assert residual.columns == configs.MIN_COLUMNS
-    assert residual.tile_pixels * residual.tile_features == 256 * 128, "the epilogue must not make the tile smaller"
+    shared = [config for config in generate(problem, Footprint((1,), (2,), 1)) if not config.pingpong]
+    assert shared[0].columns == configs.MIN_COLUMNS
+    assert shared[0].tile_pixels * shared[0].tile_features == 256 * 128, "the epilogue must not make the tile smaller"
+
+
+def test_a_long_epilogue_is_hidden_by_the_other_consumer() -> None:
+    problem = same(32, 64, 256, 256)
+    assert not generate(problem, Footprint())[0].pingpong
+    assert generate(problem, Footprint((1,), (2,), 1, special=2))[0].pingpong
 
 
 def test_wide_promoted_tiles_are_for_short_reductions() -> None:
@@ -117,23 +131,96 @@ def test_a_config_that_does_not_fit() -> None:
         assert not fits(dataclasses.replace(good, **bad), Footprint()), bad
 
 
-MEASURED = {
-    # Microseconds on an H200, 2026-11-30, jax 0.11.2: the configs of each shape that were timed.
-    "64x64-256": (same(32, 64, 256, 256), {(256, 128, 1): 107.8, (128, 256, 1): 115.3, (128, 128, 1): 140.0}),
-    "56x56-128": (same(64, 56, 128, 128), {(256, 128, 1): 45.8, (256, 64, 1): 51.5, (128, 128, 1): 53.0}),
-    "14x14-512": (same(64, 14, 512, 512), {(256, 64, 1): 43.2, (128, 128, 1): 48.1, (256, 128, 1): 54.6}),
-    "7x7-512": (same(64, 7, 512, 512), {(128, 128, 1): 16.8, (256, 64, 1): 19.0, (256, 128, 2): 21.2}),
-    "sdxl": (same(1, 64, 1280, 1280), {(256, 160, 1): 79.1, (128, 160, 1): 84.5, (256, 160, 2): 117.3}),
-    "1x1": (same(64, 56, 256, 256, taps=1), {(128, 256, 1): 32.6, (256, 128, 1): 33.8, (128, 128, 1): 34.6}),
-    "stride 2": (same(64, 56, 128, 128, stride=2), {(256, 64, 1): 16.2, (128, 128, 1): 16.9, (256, 128, 1): 19.2}),
-    "sd1/32": (same(1, 32, 640, 640), {(128, 128, 3): 12.3, (256, 64, 3): 12.4, (128, 160, 3): 13.3}),
-    "sd1/8": (same(1, 8, 1280, 1280), {(128, 64, 5): 9.6, (128, 160, 10): 9.6, (128, 64, 6): 10.0}),
+SILU_RESIDUAL = Footprint((1,), (2,), 1, special=2)
+RELU_RESIDUAL = Footprint((1,), (1,), 1)
+
+MEASURED: dict[str, tuple[Problem, Footprint, dict[tuple[int, int, int | str], float]]] = {
+    # Microseconds on an H200, 2026-11-30, jax 0.11.2: the configs of each shape that were timed, as tile pixels and
+    # features, splits, and "p" where each consumer has its own tiles.
+    "64x64-256": (
+        *(same(32, 64, 256, 256), Footprint()),
+        {
+            (256, 128, 1): 105.7,
+            (128, 256, 1): 107.0,
+            (128, 128, 1): 140.0,
+            (128, 128, "p"): 108.7,
+            (64, 256, "p"): 111.7,
+        },
+    ),
+    "64x64-256 relu": (
+        *(same(32, 64, 256, 256), RELU_RESIDUAL),
+        {(256, 128, 1): 120.1, (128, 256, 1): 120.7, (128, 128, "p"): 113.8, (64, 256, "p"): 119.2},
+    ),
+    "64x64-256 silu": (
+        *(same(32, 64, 256, 256), SILU_RESIDUAL),
+        {(256, 128, 1): 144.4, (128, 256, 1): 137.9, (128, 128, "p"): 119.6, (64, 256, "p"): 121.1},
+    ),
+    "56x56-128": (
+        *(same(64, 56, 128, 128), Footprint()),
+        {(256, 128, 1): 45.8, (256, 64, 1): 51.5, (128, 128, 1): 53.0},
+    ),
+    "56x56-64": (
+        *(same(64, 56, 64, 64), Footprint()),
+        {(256, 64, 1): 26.5, (256, 64, "p"): 26.3, (128, 64, "p"): 31.1, (128, 64, 1): 32.5},
+    ),
+    "14x14-512": (
+        *(same(64, 14, 512, 512), Footprint()),
+        {
+            (256, 64, 1): 42.3,
+            (128, 128, 1): 48.1,
+            (256, 128, 1): 53.3,
+            (128, 256, 1): 50.3,
+            (128, 128, "p"): 41.1,
+            (64, 256, "p"): 41.9,
+            (128, 64, "p"): 51.3,
+        },
+    ),
+    "7x7-512": (
+        *(same(64, 7, 512, 512), Footprint()),
+        {
+            (128, 128, 1): 15.3,
+            (256, 64, 1): 19.0,
+            (256, 128, 2): 21.2,
+            (256, 128, 1): 25.2,
+            (128, 128, "p"): 15.3,
+            (64, 256, "p"): 14.2,
+            (128, 64, "p"): 19.9,
+        },
+    ),
+    "sdxl": (
+        *(same(1, 64, 1280, 1280), Footprint()),
+        {(256, 160, 1): 79.1, (128, 160, 1): 84.5, (256, 160, 2): 117.3},
+    ),
+    "1x1": (
+        *(same(64, 56, 256, 256, taps=1), Footprint()),
+        {(128, 256, 1): 32.4, (256, 128, 1): 32.2, (128, 128, 1): 34.6, (128, 128, "p"): 33.0, (64, 256, "p"): 35.0},
+    ),
+    "stride 2": (
+        *(same(64, 56, 128, 128, stride=2), Footprint()),
+        {(256, 64, 1): 16.2, (128, 128, 1): 16.9, (256, 128, 1): 19.2},
+    ),
+    "sd2/64": (
+        *(same(2, 64, 320, 320), Footprint()),
+        {(128, 160, 1): 13.5, (128, 192, 1): 17.9, (256, 96, 1): 14.9},
+    ),
+    "sd1/32": (
+        *(same(1, 32, 640, 640), Footprint()),
+        {(128, 128, 3): 12.3, (256, 64, 3): 12.4, (128, 160, 3): 13.3},
+    ),
+    "sd1/8": (
+        *(same(1, 8, 1280, 1280), Footprint()),
+        {(128, 64, 5): 9.6, (128, 160, 10): 9.6, (128, 64, 6): 10.0},
+    ),
 }
+
+
+def kind(config: Config) -> tuple[int, int, int | str]:
+    return config.tile_pixels, config.tile_features, "p" if config.pingpong else config.splits
 
 
 @pytest.mark.parametrize("name", MEASURED)
 def test_the_first_config_is_within_a_tenth_of_the_best_measured(name: str) -> None:
-    problem, times = MEASURED[name]
-    first = generate(problem, Footprint())[0]
-    taken = times[first.tile_pixels, first.tile_features, first.splits]
+    """Of the configs that were timed; what is put before them, of another kind, was not."""
+    problem, footprint, times = MEASURED[name]
+    taken = next(times[kind(config)] for config in generate(problem, footprint) if kind(config) in times)
     assert taken <= 1.1 * min(times.values())

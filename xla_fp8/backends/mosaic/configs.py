@@ -1,9 +1,9 @@
 """How a problem is cut: the tile sizes that make sense for a shape, pruned by what the machine holds, best guess first.
 
 A config costs shared memory (the pipeline's stages and the staging buffers of the epilogue) and registers (the
-accumulator). What is left is ranked by a model of the time: waves of tiles over the multiprocessors, each tile a number
-of steps that take as long as the slower of tensor core and copy engine, then an epilogue that nothing hides. The model
-is only good for an order; the autotuner times the first few.
+accumulator). What is left is ranked by a model of the time: rounds of tiles over the multiprocessors, each tile a
+number of steps that take as long as the slower of tensor core and copy engine, then an epilogue, which only consumers
+with tiles of their own hide. The model is only good for an order; the autotuner times the first few.
 """
 
 from __future__ import annotations
@@ -147,12 +147,15 @@ class Footprint:
         side_sizes: bytes of an element of each tensor that is read.
         vectors: how many vectors along the output channels are read, in f32.
         amax: whether there is one.
+        special: exponentials, reciprocals and the like for each element: instructions that the machine issues at an
+            eighth of the rate of others. They cost time, no memory.
     """
 
     output_sizes: tuple[int, ...] = (1,)
     side_sizes: tuple[int, ...] = ()
     vectors: int = 0
     amax: bool = False
+    special: int = 0
 
     def columns(self, config: Config) -> int:
         """Output channels that the epilogue works on at a time: as many as a 128-byte row of the widest type holds."""
@@ -199,6 +202,7 @@ def fits(config: Config, footprint: Footprint) -> bool:
         and config.tile_features % (MIN_COLUMNS * config.pieces) == 0
         and max(config.tile_features, config.tile_height, config.tile_width, config.tile_images) <= MAX_COPY_EXTENT
         and max(config.delay, config.lead) < config.stages
+        and not (config.pingpong and (config.promote or config.lead))
     )
 
 
@@ -213,45 +217,51 @@ def generate(
     """Configs for a problem, the one expected to be fastest first.
 
     Args:
-        limit: how many to return at most. They differ in tile sizes; the number of stages is as many as fit, up to 8.
-            The first is there twice where one consumer may lead.
+        limit: how many to return at most. They differ in tile sizes and schedules; the number of stages is as many as
+            fit, up to 8. The first is there twice where more matrix multiplies in flight may help.
     """
     ranks = dict(_candidates(problem, footprint, promote, multiprocessors))
 
     def key(config: Config) -> tuple[float, str]:
         # Other tile sizes before other shapes of a tile: those are worth more than their predicted difference.
-        return predicted_cycles(problem, config, multiprocessors) * (1 + 0.02 * ranks[config]), str(config)
+        cycles = predicted_cycles(problem, config, footprint, multiprocessors)
+        return cycles * (1 + 0.02 * ranks[config]), str(config)
 
     best = sorted(ranks, key=key)[:limit]
-    leading = [dataclasses.replace(best[0], lead=LEAD)] if best and _may_lead(problem, best[0]) else []
-    return (*best[:1], *leading, *best[1 : limit - len(leading)])
-
-
-def _may_lead(problem: Problem, config: Config) -> bool:
-    """Whether the first consumer can be `LEAD` steps ahead, and gains by it."""
-    steps = math.prod(problem.taps) * -(-problem.channels // config.tile_channels) // config.splits
-    return not config.promote and steps >= config.stages > LEAD
+    deeper = [dataclasses.replace(config, delay=2) for config in best[:1] if config.pingpong and config.stages >= 6]
+    return (*best[:1], *deeper, *best[1 : limit - len(deeper)])
 
 
 def _candidates(
     problem: Problem, footprint: Footprint, promote: bool, multiprocessors: int
 ) -> Iterator[tuple[Config, int]]:
     """Configs that fit, each with the rank of its box among those of the same size."""
-    for pixels in (128, 256):
+    for pixels in (64, 128, 256):
         boxes = list(enumerate(_boxes(problem, pixels)))
         sizes = itertools.product(boxes, _feature_tiles(problem.features), _channel_tiles(problem))
         for (rank, box), features, channels in sizes:
-            for splits in _splits(problem, channels):
-                for pieces in (1, 2) if promote else (1,):
-                    bare = Config(*box, features, channels, 0, promote=promote, pieces=pieces, splits=splits)
-                    if splits > 1 and tile_count(problem, bare) > 2 * splits * multiprocessors:
-                        continue  # the machine is full without
-                    if promote and _spills(problem, bare):
-                        continue
-                    config = _with_stages(bare, footprint)
-                    if config is not None:
-                        yield config, rank
-                        break
+            bare = Config(*box, features, channels, stages=0, promote=promote)
+            for shape in _schedules(problem, bare, multiprocessors):
+                config = _with_stages(shape, footprint)
+                if config is not None:
+                    yield config, rank
+
+
+def _schedules(problem: Problem, bare: Config, multiprocessors: int) -> Iterator[Config]:
+    """Who works on a tile: both consumers, one, or several blocks."""
+    if not bare.promote and bare.accumulator_registers * CONSUMERS <= _ACCUMULATOR_REGISTERS:
+        yield dataclasses.replace(bare, pingpong=True)
+    if bare.warpgroup_pixels % 64:
+        return
+    pieces = (1, 2) if bare.promote else (1,)
+    for splits in _splits(problem, bare.tile_channels):
+        whole = dataclasses.replace(bare, splits=splits)
+        if splits > 1 and tile_count(problem, whole) > 2 * splits * multiprocessors:
+            continue  # the machine is full without
+        for config in (dataclasses.replace(whole, pieces=count) for count in pieces):
+            if config.accumulator_registers <= _PROMOTED_REGISTERS and not _spills(problem, config):
+                yield config
+                break
 
 
 def _with_stages(bare: Config, footprint: Footprint) -> Config | None:
@@ -274,7 +284,7 @@ def _spills(problem: Problem, config: Config) -> bool:
     128 pixels x 256 channels in two pieces: 119.6 us, the best, with 18 steps; 637 us, the worst by far, with 72.
     """
     steps = math.prod(problem.taps) * -(-problem.channels // config.tile_channels)
-    return config.tile_features > config.tile_pixels and config.pieces > 1 and steps > 24
+    return config.promote and config.tile_features > config.tile_pixels and config.pieces > 1 and steps > 24
 
 
 def _splits(problem: Problem, channels: int) -> list[int]:
@@ -327,47 +337,47 @@ def _channel_tiles(problem: Problem) -> list[int]:
     return sorted({widest, exact, min(exact, 64)}, reverse=True) if widest != exact else [exact]
 
 
-LEAD = 2
-"""Steps of the configs in which one consumer leads."""
+# What follows was fitted to 190 times of an H200 with jax 0.11.2 (docs/mosaic-conv.md), as cycles of 1755 MHz: the root
+# mean square of what is left is 8%.
 
-# What follows was fitted to 84 times of an H200 with jax 0.11.2 (docs/mosaic-conv.md): the root mean square of what is
-# left is 7%, and on each of the 12 shapes the first config is within 5% of the best that was timed.
+_TENSOR_CORE = 4096 * 1.05
+"""FP8 multiply-adds a cycle of one multiprocessor: 4096 at the clock of a cool machine, which is higher."""
 
-_TENSOR_CORE = 4096 * 0.914
-"""FP8 multiply-adds a cycle of one multiprocessor: the peak is 4096."""
-
-_PROMOTE_SLOWDOWN, _WIDE_PROMOTE_SLOWDOWN = 1.12, 1.06
+_PROMOTE_SLOWDOWN, _WIDE_PROMOTE_SLOWDOWN = 1.24, 1.10
 """What adding the accumulator to f32 sums costs where one consumer adds while the other multiplies."""
 
-_TALL_SPEEDUP = 0.9
-"""Steps of tiles of 256 pixels and at most 64 channels are quicker than their copies say."""
+_COPY_BYTES, _COPY_ROWS = 97, 0.84
+"""Bytes and rows a cycle that a multiprocessor copies into shared memory, whichever is slower."""
 
-_LAUNCH_CYCLES = 600
+_LATENCY = 200
+"""Cycles that a copy takes beside the time for its bytes."""
+
+_STEP_OVERHEAD, _PINGPONG_STEP_OVERHEAD = 230, 166
+"""Cycles of a step of 128 channels in which nothing multiplies; and where only one consumer takes each step."""
+
+_ELEMENT, _SIDE_BYTE, _SPECIAL = 0.051, 0.070, 0.024
+"""Cycles of the epilogue for an output element, for a byte of a side tensor, for an exponential or reciprocal."""
+
+_SUMS_ELEMENT = 2 * _ELEMENT
+"""The same for an f32 sum of a split."""
+
+_ALONE = 3.0
+"""How much longer the epilogue of a tile takes where one consumer runs it alone."""
+
+_TILE_OVERHEAD = 100
+"""Cycles between the last multiply of a tile and the first of the next."""
+
+_LAUNCH_CYCLES = 2000
 """Of a kernel: its start and end."""
 
 _FILL_BYTES = 18
 """Bytes a cycle with which the first stage comes from memory."""
 
-_SECOND_PASS_CYCLES = 4000
-"""Of one more kernel in a CUDA graph: start, ramp and end."""
+_MEMORY_BYTES, _MEMORY_OVERLAP = 4000, 1.5
+"""Bytes a cycle for what the kernel reads and writes at least; how well that hides: the exponent of a norm."""
 
-_MEMORY_BYTES = 2500
-"""Bytes a cycle that a kernel of XLA reads, with all multiprocessors at work."""
-
-_COPY_BYTES = 65
-"""Bytes a cycle that one multiprocessor gets from L2 while all read."""
-
-_OVERLAP = 5
-"""How well multiplications and copies hide each other: the exponent of a norm, infinity being perfectly."""
-
-_STEP_OVERHEAD = 130
-"""Cycles of a step in which nothing multiplies: barriers, descriptors."""
-
-_EPILOGUE_CYCLES_PER_ELEMENT = 0.054
-"""Scale, convert and store of one output element, with a whole block at work; f32 sums of a split take twice that."""
-
-_TILE_OVERHEAD = 190
-"""Cycles between the last multiply of a tile and the first of the next."""
+_SECOND_PASS_CYCLES, _SECOND_PASS_BYTES = 1260, 1900
+"""Of the kernel of XLA that adds the sums of all splits: its start and end; the bytes a cycle that it reads."""
 
 
 def tile_count(problem: Problem, config: Config) -> int:
@@ -380,25 +390,54 @@ def tile_count(problem: Problem, config: Config) -> int:
     )
 
 
-def predicted_cycles(problem: Problem, config: Config, multiprocessors: int = MULTIPROCESSORS) -> float:
+def predicted_cycles(
+    problem: Problem, config: Config, footprint: Footprint = Footprint(), multiprocessors: int = MULTIPROCESSORS
+) -> float:
     """A model of the time of one config, in cycles; only its order counts."""
     steps = math.prod(problem.taps) * -(-problem.channels // config.tile_channels) // config.splits
-    outputs = config.tile_pixels * config.tile_features
-    multiply = outputs * config.tile_channels / _TENSOR_CORE
+    sums, epilogue = steps * _step_cycles(config), _epilogue_cycles(config, footprint)
+    rounds = -(-tile_count(problem, config) // multiprocessors)
+    if config.pingpong:
+        # The epilogue of one consumer is hidden by the sums of the other, unless it is longer; the last one is not.
+        busy = rounds * max(sums, (sums + _ALONE * epilogue) / CONSUMERS) + _ALONE * epilogue
+    else:
+        busy = rounds * (sums + epilogue)
+    memory = _memory_bytes(problem, config, footprint) / _MEMORY_BYTES
+    kernel: float = _norm(_MEMORY_OVERLAP, busy, memory) + _LAUNCH_CYCLES + config.stage_bytes / _FILL_BYTES
+    if config.splits == 1:
+        return kernel
+    return kernel + _SECOND_PASS_CYCLES + 4 * config.splits * problem.pixels * problem.features / _SECOND_PASS_BYTES
+
+
+def _norm(exponent: float, *values: float) -> float:
+    """Between the largest of the values (an infinite exponent) and their sum (1)."""
+    total: float = sum(value**exponent for value in values) ** (1 / exponent)
+    return total
+
+
+def _step_cycles(config: Config) -> float:
+    """Of one step: the slowest of tensor core, copy engine, and a copy's way divided by the copies in flight."""
+    multiply = config.tile_pixels * config.tile_features * config.tile_channels / _TENSOR_CORE
     if config.promote:
         wide = config.tile_features > config.tile_pixels
         multiply *= _WIDE_PROMOTE_SLOWDOWN if wide else _PROMOTE_SLOWDOWN
-    copy = config.stage_bytes / _COPY_BYTES
-    step: float = (multiply**_OVERLAP + copy**_OVERLAP) ** (1 / _OVERLAP) + _STEP_OVERHEAD
-    if config.tile_pixels == 256 and config.tile_features <= 64:
-        step *= _TALL_SPEEDUP
-    epilogue = outputs * _EPILOGUE_CYCLES_PER_ELEMENT * (2 if config.splits > 1 else 1)
-    tile = steps * step + epilogue + _TILE_OVERHEAD
-    waves = -(-tile_count(problem, config) // multiprocessors)
-    kernel = waves * tile + _LAUNCH_CYCLES + config.stage_bytes / _FILL_BYTES
-    return kernel if config.splits == 1 else kernel + _second_pass_cycles(problem, config)
+    rows = config.tile_pixels + config.tile_features
+    copy = max(config.stage_bytes / _COPY_BYTES, rows / _COPY_ROWS)
+    in_flight = max(1, config.stages - 1 - (0 if config.promote else config.delay))
+    overhead = _PINGPONG_STEP_OVERHEAD if config.pingpong else _STEP_OVERHEAD * config.tile_channels / 128
+    return max(multiply, copy, (_LATENCY + copy) / in_flight) + overhead
 
 
-def _second_pass_cycles(problem: Problem, config: Config) -> float:
-    """The kernel of XLA that adds the sums of all splits."""
-    return _SECOND_PASS_CYCLES + 4 * config.splits * problem.pixels * problem.features / _MEMORY_BYTES
+def _epilogue_cycles(config: Config, footprint: Footprint) -> float:
+    """Of a tile, with both consumers at work."""
+    element = _ELEMENT + _SIDE_BYTE * sum(footprint.side_sizes) + _SPECIAL * footprint.special
+    if config.splits > 1:
+        element = _SUMS_ELEMENT
+    return config.tile_pixels * config.tile_features * element + _TILE_OVERHEAD
+
+
+def _memory_bytes(problem: Problem, config: Config, footprint: Footprint) -> int:
+    """What the kernel reads and writes at least."""
+    stored = 4 * config.splits if config.splits > 1 else sum(footprint.output_sizes) + sum(footprint.side_sizes)
+    inputs = math.prod(problem.input_shape) + math.prod(problem.filter_shape)
+    return inputs + problem.pixels * problem.features * stored

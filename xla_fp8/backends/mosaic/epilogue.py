@@ -90,6 +90,7 @@ class Epilogue:
             tuple(dtype.itemsize for dtype in self.tensor_dtypes),
             len(self.vectors),
             self.amax_count > 0,
+            sum(_SPECIAL.get(node.op, 0) for node in self.graph),
         )
 
     def _of_kind(self, kind: SideKind) -> tuple[int, ...]:
@@ -220,6 +221,12 @@ _OPS: Mapping[str, Callable[..., jax.Array]] = MappingProxyType(
     }
 )
 """The other ops that are neither a scale nor an aux output, on f32 blocks."""
+
+
+_SPECIAL: Mapping[str, int] = MappingProxyType(
+    {"elu": 1, "silu": 2, "gelu_tanh": 2, "sigmoid": 2, "tanh": 2, "gelu_erf": 2}
+)
+"""Exponentials and reciprocals for each element; erf takes about as long as two."""
 
 
 def epilogue_of(call: GraphCall) -> Epilogue | No:
