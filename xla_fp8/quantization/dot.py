@@ -130,11 +130,13 @@ class _Operand:
 def _operand(q: Float8, contracted: Sequence[int], batch: Sequence[int], name: str) -> _Operand:
     scale_shapes.check(q.scale.shape, q.shape)
     scale = scale_shapes.full(q.scale, q.ndim)
-    read, factor = Float8(q.row_major(), scale), None
+    factor = None
     of_copy = {d: d for d in range(q.ndim)}
     if q.transposed is not None and _prefers_transposed(q, contracted, batch):
         read = Float8(q.transposed, scale)
         of_copy |= {q.ndim - 1: q.ndim - 2, q.ndim - 2: q.ndim - 1}
+    else:
+        read = Float8(q.row_major(), scale)
     if scale.ndim > 0:
         for d in contracted:
             if scale.shape[d] != 1:

@@ -209,7 +209,8 @@ class _Conv:
 
 def _transposed(function: Any, operand: Cast, cotangent: jax.Array, dtype: DTypeLike = jnp.float32) -> jax.Array:
     """The transpose of a function that is linear in a tensor of the operand's shape, applied to a cotangent."""
-    aval = jax.ShapeDtypeStruct(operand.q.shape, dtype)  # type: ignore[no-untyped-call]
+    # Not a bare ShapeDtypeStruct: inside shard_map it matters over which mesh axes a tensor varies.
+    aval = jax.eval_shape(lambda x: x.astype(dtype), operand.through)
     (result,) = jax.linear_transpose(function, aval)(cotangent)
     return jnp.asarray(result)
 

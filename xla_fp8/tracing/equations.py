@@ -28,7 +28,10 @@ _ELEMENTWISE = _names(
 # pvary only changes what shard_map's types say; where a region is evaluated by itself it is the identity.
 _MOVES = _names("broadcast_in_dim concatenate dynamic_slice expand_dims pad pvary reshape rev slice squeeze transpose")
 
-CHAIN = _ELEMENTWISE | _MOVES | {"reduce_max"}
+# Of xla_fp8.quantization.derivatives: the value is the first operand, or zeros; only derivatives see more.
+_STRAIGHT_THROUGH = _names("xla_fp8_straight_through xla_fp8_link")
+
+CHAIN = _ELEMENTWISE | _MOVES | _STRAIGHT_THROUGH | {"reduce_max"}
 """What stands between quantized tensors and a contraction, and behind it."""
 
 _REST = _names(
