@@ -65,11 +65,11 @@ def implicit_gemm(geometry: Geometry, input: Array, filter: Array, blocks: int =
             for n in range(geometry.consumer_tiles(tiles, consumer)):
                 i = geometry.consumer_tile(n, consumer)
                 half = c.warpgroup_pixels
-                rows = slice(0, half) if c.pingpong else slice(consumer * half, (consumer + 1) * half)
+                mine = slice(0, half) if c.pingpong else slice(consumer * half, (consumer + 1) * half)
                 sums = np.zeros((half, c.tile_features))
                 for step in range(first, first + geometry.steps(origins[i])):
                     pixels, weights = steps[step]
-                    sums += pixels[rows] @ weights.T
+                    sums += pixels[mine] @ weights.T
                     readers[step] += 1
                 part = sums.reshape(*geometry.warpgroup_box(), c.tile_features)
                 store(geometry, stored, view_by_phases, geometry.warpgroup_origin(origins[i], consumer), part)

@@ -459,6 +459,8 @@ class _Kernel:
             # In the view by phases, channels beyond K are those of the next column.
             inside = origin.k + column_block * self.columns < self.geometry.problem.features
             pl.when(inside)(lambda: self.store_box(column_block, tensors, origin, warpgroup, output_smem, output_gmem))
+            # A store also keeps the copies that follow from overtaking warps that still read side blocks.
+            pl.when(~inside)(plgpu.commit_smem)
         else:
             self.store_box(column_block, tensors, origin, warpgroup, output_smem, output_gmem)
 
