@@ -421,7 +421,8 @@ def evaluate_staged(jaxpr: Any, arguments: Sequence[Any], name: str) -> list[Any
     from jax.extend import core
 
     tracing = isinstance(
-        _private("jax._src.core", "trace_ctx").trace, _private("jax._src.interpreters.partial_eval", "DynamicJaxprTrace")
+        _private("jax._src.core", "trace_ctx").trace,
+        _private("jax._src.interpreters.partial_eval", "DynamicJaxprTrace"),
     )
     if not tracing or jaxpr.consts:
         return list(core.jaxpr_as_fun(jaxpr)(*arguments))
@@ -554,6 +555,39 @@ def is_partitioned(context: Any) -> bool:
     if isinstance(axis_context, _private("jax._src.sharding_impls", "SPMDAxisContext")):
         return bool(axis_context.mesh.size > 1 and axis_context.manual_axes != frozenset(axis_context.mesh.axis_names))
     return False
+
+
+def lower_jaxpr(context: Any, jaxpr: Any, arguments: Sequence[Any]) -> list[Any]:
+    """Lowers a closed jaxpr's equations at the insertion point, and returns its results.
+
+    `lower_fun` would trace it again, which it needs where there are constants or effects.
+
+    Args:
+        context: a `LoweringRuleContext` whose `avals_in` are the jaxpr's.
+    """
+    from jax.extend import core
+    from jax.interpreters import mlir
+
+    inner = open_jaxpr(jaxpr)
+    if jaxpr.consts or inner.effects:
+        results = mlir.lower_fun(core.jaxpr_as_fun(jaxpr), multiple_results=True)(context, *arguments)
+    else:
+        module_context = context.module_context
+        if context.platforms is not None:
+            module_context = module_context.replace(platforms=context.platforms)
+        results, _ = mlir.jaxpr_subcomp(
+            module_context,
+            inner,
+            context.name_stack,
+            mlir.TokenSet(),
+            (),
+            *arguments,
+            dim_var_values=context.dim_var_values,
+            const_lowering=context.const_lowering,
+            outer_traceback=None,
+        )
+    values, _ = mlir.ir_tree_registry.flatten(results)
+    return list(values)
 
 
 def merge_stablehlo(context: Any, stablehlo: bytes, name: str) -> tuple[str, list[Any]]:

@@ -7,6 +7,7 @@ Attributes stay text until somebody asks, so unknown ones survive a round trip u
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Iterator
 
@@ -232,6 +233,7 @@ class Window:
     dimensions: tuple[WindowDimension, ...] = ()
 
     @staticmethod
+    @functools.lru_cache(maxsize=1024)  # a net has few, and passes ask for them often
     def parse(text: str) -> Window:
         """Raises HloAttributeError where the text is not a window."""
         fields: dict[str, list[str]] = {}
@@ -301,6 +303,7 @@ class ConvolutionDimensionNumbers:
     output: str
 
     @staticmethod
+    @functools.lru_cache(maxsize=1024)
     def parse(text: str) -> ConvolutionDimensionNumbers:
         """Raises HloAttributeError where the text is not dim labels."""
         match = _DIM_LABELS_RE.match(text.strip())

@@ -25,10 +25,19 @@ class Family:
     """The regions that one cut has made: closed jaxprs, added as they are made. One object equals no other."""
 
     def __init__(self) -> None:
-        self.jaxprs: list[Any] = []
+        self._jaxprs: dict[Any, Any] = {}
+
+    @property
+    def jaxprs(self) -> list[Any]:
+        return list(self._jaxprs.values())
+
+    def add(self, jaxpr: Any) -> Any:
+        """Adds a region and returns it, or an equal one that is there: JAX lowers and transforms one object once."""
+        scopes = tuple(equation.source_info.name_stack for equation in _jax_compat.open_jaxpr(jaxpr).eqns)
+        return self._jaxprs.setdefault((_structure(jaxpr), scopes), jaxpr)
 
     def __repr__(self) -> str:
-        return f"Family({len(self.jaxprs)})"
+        return f"Family({len(self._jaxprs)})"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,15 +45,14 @@ class Structure:
     """What decides how a region is rewritten: equal for the repeated layers of a net, which are rewritten once.
 
     Attributes:
-        text: the equations, variables named in order.
-        literals: the exact bytes of their literals.
+        equations: inputs, equations and outputs, variables as numbers in the order in which they occur, literals as
+            their bytes.
         sources: the user's line of each equation, which the report tells.
         jaxpr: one that is like this, without calls.
         family: what it may be lowered with; held weakly, as this object outlives it in caches.
     """
 
-    text: str
-    literals: tuple[bytes, ...]
+    equations: tuple[Any, ...]
     sources: tuple[str | None, ...]
     jaxpr: Any = dataclasses.field(compare=False, repr=False)
     family: weakref.ref[Family] | None = dataclasses.field(default=None, compare=False, repr=False)
@@ -59,15 +67,31 @@ def structure_of(jaxpr: Any, family: Family | None) -> Structure:
 @_jax_compat.weakref_lru_cache
 def _structure(jaxpr: Any) -> Structure:
     body = flat(jaxpr)
-    equations = _jax_compat.open_jaxpr(body).eqns
-    literals = [np.asarray(atom.val) for e in equations for atom in e.invars if is_literal(atom)]
+    inner = _jax_compat.open_jaxpr(body)
     return Structure(
-        str(_jax_compat.open_jaxpr(body)),
-        tuple(literal.tobytes() for literal in literals),
-        tuple(_jax_compat.equation_source(equation) for equation in equations),
+        _numbered(inner),
+        tuple(_jax_compat.equation_source(equation) for equation in inner.eqns),
         # A copy, because what is cached must not hold the jaxpr that it is cached for.
-        _jax_compat.with_equations(body, equations, _jax_compat.open_jaxpr(body).outvars),
+        _jax_compat.with_equations(body, inner.eqns, inner.outvars),
     )
+
+
+def _numbered(jaxpr: Any) -> tuple[Any, ...]:
+    """An open jaxpr without calls as a value that equals another's where they differ in variables alone."""
+    numbers: dict[Any, int] = {}
+
+    def numbered(atoms: Sequence[Any]) -> tuple[Any, ...]:
+        return tuple(
+            (atom.aval, np.asarray(atom.val).tobytes() if is_literal(atom) else numbers.setdefault(atom, len(numbers)))
+            for atom in atoms
+        )
+
+    inputs = numbered(jaxpr.invars)
+    equations = tuple(
+        (equation.primitive, tuple(equation.params.items()), numbered(equation.invars), numbered(equation.outvars))
+        for equation in jaxpr.eqns
+    )
+    return inputs, equations, numbered(jaxpr.outvars)
 
 
 def hlo_module(structure: Structure, platform: str) -> hlo.HloModule:

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-from jax.extend import core
 from jax.interpreters import mlir
 
 from xla_fp8 import _jax_compat
@@ -142,7 +141,6 @@ def _merge(
 def _replace(context: Any, jaxpr: Jaxpr, operation: Any) -> None:
     """Puts what the backend of a marked call makes of it in its place."""
     with mlir.ir.InsertionPoint(operation), operation.location:
-        rule = mlir.lower_fun(core.jaxpr_as_fun(jaxpr), multiple_results=True)
         inner = context.replace(
             primitive=None,
             avals_in=jaxpr.in_avals,
@@ -150,7 +148,7 @@ def _replace(context: Any, jaxpr: Jaxpr, operation: Any) -> None:
             tokens_in=mlir.TokenSet(),
             tokens_out=None,
         )
-        values, _ = mlir.ir_tree_registry.flatten(rule(inner, *operation.operands))
+        values = _jax_compat.lower_jaxpr(inner, jaxpr, list(operation.operands))
     results = list(operation.results)
     if len(results) == 1 and not isinstance(results[0].type, mlir.ir.RankedTensorType):
         _replace_tuple(results[0], values)

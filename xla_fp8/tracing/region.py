@@ -41,12 +41,11 @@ def cut_jaxpr(jaxpr: Jaxpr, options: Options) -> Jaxpr:
     primitive = opaque_region_p if any(backend.opaque for backend in backends) else region_p
 
     def make_region(closed: Jaxpr, inputs: list[Any], outputs: list[Any], source: Equation) -> Equation:
-        family.jaxprs.append(closed)
         return core.new_jaxpr_eqn(
             inputs,
             outputs,
             primitive,
-            {"jaxpr": closed, "options": options, "family": family},
+            {"jaxpr": family.add(closed), "options": options, "family": family},
             core.no_effects,
             source.source_info,
             source.ctx,
