@@ -251,6 +251,36 @@ def test_custom_vjp_equations_hold_wrapped_functions() -> None:
         assert type(again) is type(original)
 
 
+def test_a_jaxpr_is_evaluated_as_one_equation_of_what_is_traced() -> None:
+    closed = jax.make_jaxpr(lambda x: (jnp.sin(x) * 2, x))(1.0)
+
+    def fn(x: jax.Array) -> list[jax.Array]:
+        return _jax_compat.evaluate_staged(closed, [x], "some_name")
+
+    (equation,) = jax.make_jaxpr(fn)(1.0).eqns
+    assert (equation.primitive.name, equation.params["name"]) == ("jit", "some_name")
+    assert _jax_compat.is_plain_jit(equation)
+    wanted = [np.sin(np.float32(1)) * 2, 1]
+    np.testing.assert_allclose(fn(jnp.float32(1)), wanted, rtol=1e-6)
+    np.testing.assert_allclose(jax.jit(fn)(1.0), wanted, rtol=1e-6)
+    np.testing.assert_allclose(jax.jit(jax.grad(lambda x: fn(x)[0]))(1.0), 2 * np.cos(1), rtol=1e-6)
+
+
+@pytest.mark.parametrize("constant", [None, np.arange(3, dtype=np.float32)], ids=["plain", "with constants"])
+def test_a_jaxpr_is_lowered_where_a_primitive_is(constant: np.ndarray | None) -> None:
+    from jax.interpreters import mlir
+
+    def fn(x: jax.Array) -> jax.Array:
+        return jnp.sin(x) + (x if constant is None else jnp.asarray(constant))
+
+    closed = jax.make_jaxpr(fn)(jnp.ones(3))
+    primitive = jax.extend.core.Primitive("lower_test")
+    primitive.def_abstract_eval(lambda x: x)
+    mlir.register_lowering(primitive, lambda context, x: _jax_compat.lower_jaxpr(context, closed, [x]))
+    x = jnp.linspace(0, 1, 3)
+    np.testing.assert_allclose(jax.jit(primitive.bind)(x), fn(x), rtol=1e-6)
+
+
 def test_stablehlo_is_merged_where_a_primitive_is_lowered() -> None:
     from jax.interpreters import mlir
 

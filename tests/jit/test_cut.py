@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -65,6 +66,40 @@ def test_cut_of_random_data_flow_computes_the_same(seed: int) -> None:
 
     # Regions that stay as they were: rounding differently would change later FP8 values by steps.
     assert_close(xla_fp8.jit(fn, backend="xla")(X), jax.jit(fn)(X))
+
+
+def regions_of(fn: Any, *arguments: Any) -> list[Any]:
+    return [e for e in cut_jaxpr(jax.make_jaxpr(fn)(*arguments), Options()).jaxpr.eqns if is_region(e)]
+
+
+def wide(x: jax.Array) -> jax.Array:
+    return conv(quantize(x, 1.0).astype(jnp.float32), W8.astype(jnp.float32))
+
+
+def test_equal_regions_are_one_object_which_jax_lowers_once() -> None:
+    def fn(x: jax.Array) -> jax.Array:
+        for _ in range(3):
+            x = jnp.cumsum(wide(x), 1)
+        return jnp.cumsum(wide(x) * 2, 1)
+
+    *equal, other = (region.params["jaxpr"] for region in regions_of(fn, X))
+    assert equal == [equal[0]] * 3
+    assert other is not equal[0]
+
+
+def test_equal_regions_in_other_scopes_or_with_other_literals_are_apart() -> None:
+    def fn(x: jax.Array) -> list[jax.Array]:
+        results = []
+        for scope, factor in (("a", 2.0), ("b", 2.0), ("b", 3.0)):
+            with jax.named_scope(scope):
+                results.append(wide(x) * factor)
+        return results
+
+    assert len({id(region.params["jaxpr"]) for region in regions_of(fn, X)}) == 3
+
+
+def test_what_nobody_reads_is_no_region() -> None:
+    assert len(regions_of(lambda x: (wide(x), x)[1] + wide(x).sum(), X)) == 1
 
 
 def test_a_region_has_no_more_than_the_chain() -> None:
