@@ -40,12 +40,11 @@ class RewrittenFunction(functools.partial[Any]):
         return self._report_for(*self.args, *args, **kwargs)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Self:
-        return self if instance is None else self._bound(instance)
-
-    def _bound(self, /, *args: Any) -> Self:
-        function = type(self)(self.func, *args)
-        function.__dict__ = self.__dict__
-        return function
+        if instance is None:
+            return self
+        bound = type(self)(self.func, instance)
+        bound.__dict__ = self.__dict__
+        return bound
 
     @property
     def __self__(self) -> Any:
@@ -55,7 +54,9 @@ class RewrittenFunction(functools.partial[Any]):
 
     @property
     def __func__(self) -> Self:
-        return self._bound()
+        function = type(self)(self.func)
+        function.__dict__ = self.__dict__
+        return function
 
     @property
     def __signature__(self) -> inspect.Signature:
