@@ -20,6 +20,7 @@ from xla_fp8.backends.fastest import ChainBackend, FastestBackend
 from xla_fp8.backends.inputs import random_inputs
 from xla_fp8.backends.protocol import Config, Implementation, No, Yes
 from xla_fp8.backends.registry import backends_for, choose
+from xla_fp8.errors import XlaFp8Error
 from xla_fp8.hlo.literal import numpy_dtype
 from xla_fp8.target import GraphCall, Target, Verdict, rule_of
 
@@ -113,10 +114,27 @@ def test_xla_alone_is_no_reason_to_rewrite() -> None:
     assert chosen.reason.startswith("a: no config; b: no config; xla: the backend is xla")
 
 
-def test_a_choice_does_not_depend_on_who_could_not_run_the_call() -> None:
-    able, peer = Fake("able", ("1", "2")), ChainBackend()
-    chosen = choose((FastestBackend((Fake("unable", ()), able), (peer,)),), CALL, H200)
-    assert chosen == FastestBackend((able,), (peer,))
+def test_who_is_not_needed_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuDNN answers from a process of its own, which takes seconds."""
+    monkeypatch.setenv("XLA_FP8_AUTOTUNE", "0")
+
+    @dataclasses.dataclass(frozen=True)
+    class Slow(Fake):
+        def supports(self, call: GraphCall, target: Target) -> Verdict:
+            pytest.fail("asked")
+
+    fastest = FastestBackend((Fake("first", ("1", "2")), Slow("slow", ("1",))), (ChainBackend(),))
+    assert choose((fastest,), CALL, H200) == fastest
+    assert str(config_for(fastest, CALL, H200)) == "first 1"
+
+
+def test_a_library_that_is_missing_is_part_of_the_version() -> None:
+    class Missing(Fake):
+        @property
+        def version(self) -> str:
+            raise XlaFp8Error("not installed")
+
+    assert FastestBackend((Missing("cudnn", ()),), (ChainBackend(),)).version == "cudnn absent; xla"
 
 
 def test_an_export_takes_what_runs_without_this_process() -> None:

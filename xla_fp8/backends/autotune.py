@@ -27,7 +27,7 @@ from xla_fp8 import _jax_compat
 from xla_fp8.backends import cache, call_text, reference
 from xla_fp8.backends.compare import Tolerance, compare
 from xla_fp8.backends.inputs import random_inputs
-from xla_fp8.backends.protocol import Backend, Config, Implementation
+from xla_fp8.backends.protocol import Backend, Config
 from xla_fp8.errors import XlaFp8Error
 from xla_fp8.target import GraphCall, Target
 
@@ -124,35 +124,47 @@ def key_of(backend: Backend, call: GraphCall) -> dict[str, str]:
 
 
 def tune(backend: Backend, call: GraphCall, configs: Sequence[Config]) -> list[Timing]:
-    """Times every config; the fastest first, those that cannot be used last. Shows progress on a terminal."""
+    """Times every config; the fastest first, those that cannot be used last. Shows progress on a terminal.
+
+    All are compiled side by side, as compiling takes most of the time and XLA, which tunes its own convolutions
+    meanwhile, takes the longest. Then they are timed one by one while nothing else runs.
+    """
     arrays = random_inputs(call.operand_shapes, seed=0)
     operands = [jnp.asarray(array) for array in arrays]
-    expected = [_sample(output) for output in _expected(call, arrays)]
     timings = []
-    with _Progress(len(configs)) as progress:
-        for config in configs:
+    with (
+        concurrent.futures.ThreadPoolExecutor(thread_name_prefix="xla_fp8-compile") as pool,
+        _Progress(len(configs)) as progress,
+    ):
+        # The last first: a peer's config, which takes the longest, stands behind the others.
+        compiled = [pool.submit(_compiled, backend, call, config, operands) for config in reversed(configs)][::-1]
+        expected = [_sample(output) for output in pool.submit(_expected, call, arrays).result()]
+        concurrent.futures.wait(compiled)
+        for config, program in zip(configs, compiled, strict=True):
             progress.show(f"{backend.name} {config}")
-            timings.append(_timing(backend, call, config, operands, expected))
+            timings.append(_timing(config, program, operands, expected))
     return sorted(timings, key=lambda timing: timing.microseconds)
 
 
-def device_time(implementation: Implementation, operands: Sequence[Any], calls: int = CALLS) -> float:
-    """Microseconds of one call on the device: several calls in one jit, several runs of it before anything is awaited.
+def _compiled(backend: Backend, call: GraphCall, config: Config, operands: Sequence[jax.Array]) -> Any:
+    """A program of several calls, so that what is timed is the device and not the dispatch."""
+    one = jax.jit(backend.lower(call, config))  # traced once; XLA inlines the calls
 
-    Raises whatever compiling or running raises.
-    """
-
-    def chained(*operands: jax.Array) -> list[tuple[jax.Array, ...]]:
+    def several(*operands: jax.Array) -> list[tuple[jax.Array, ...]]:
         # Every result is returned, so that no call is dropped; behind a barrier XLA cannot see that they are the same.
-        outputs = [implementation(*operands)]
-        for _ in range(calls - 1):
+        outputs = [one(*operands)]
+        for _ in range(CALLS - 1):
             operands, outputs[-1] = jax.lax.optimization_barrier(  # type: ignore[no-untyped-call]
                 (operands, outputs[-1])
             )
-            outputs.append(implementation(*operands))
+            outputs.append(one(*operands))
         return outputs
 
-    compiled = jax.jit(chained).lower(*operands).compile()
+    return jax.jit(several).lower(*operands).compile()
+
+
+def _device_time(compiled: Any, operands: Sequence[jax.Array]) -> float:
+    """Microseconds of one call on the device: several runs of the program before anything is awaited."""
 
     def seconds(runs: int) -> float:
         start = time.perf_counter()
@@ -163,7 +175,7 @@ def device_time(implementation: Implementation, operands: Sequence[Any], calls: 
 
     seconds(1)
     runs = max(1, min(_MOST_RUNS, int(_ROUND / seconds(1))))
-    return statistics.median(seconds(runs) for _ in range(_ROUNDS)) / calls * 1e6
+    return statistics.median(seconds(runs) for _ in range(_ROUNDS)) / CALLS * 1e6
 
 
 def _tune_and_store(backend: Backend, call: GraphCall, configs: Sequence[Config], key: Mapping[str, str]) -> str:
@@ -211,11 +223,11 @@ def _outside_any_trace(work: Callable[[], _T]) -> _T:
 
 
 def _timing(
-    backend: Backend, call: GraphCall, config: Config, operands: Sequence[jax.Array], expected: Sequence[Any]
+    config: Config, program: concurrent.futures.Future[Any], operands: Sequence[jax.Array], expected: Sequence[Any]
 ) -> Timing:
     try:
-        implementation = backend.lower(call, config)
-        outputs = [_sample(output) for output in jax.jit(implementation)(*operands)]
+        compiled = program.result()
+        outputs = [_sample(output) for output in compiled(*operands)[-1]]
         for index, (output, wanted) in enumerate(zip(outputs, expected, strict=True)):
             difference = compare(wanted, output)
             if not AGREEMENT.accepts(difference, wanted.dtype):
@@ -223,7 +235,7 @@ def _timing(
                     f"{config}: result {index} differs from the reference in {difference.share:.1%} of its elements"
                 )
                 return Timing(config, float("inf"), f"{problem}, by {difference.max_abs:g} at most")
-        return Timing(config, device_time(implementation, operands))
+        return Timing(config, _device_time(compiled, operands))
     except Exception as error:  # whatever a candidate dies of, the others may run
         return Timing(config, float("inf"), f"{config}: {' '.join(str(error).split())[:500]}")
 

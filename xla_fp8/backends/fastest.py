@@ -10,10 +10,11 @@ from collections.abc import Iterator, Sequence
 
 from xla_fp8.backends import reference
 from xla_fp8.backends.protocol import Backend, Config, Implementation, No, Yes
+from xla_fp8.errors import XlaFp8Error
 from xla_fp8.target import GraphCall, Target, Verdict, advice_of, rule_of
 
 MOST_CONFIGS = 8
-"""Of one backend that are timed: with XLA's own tuning of 20 s beside them, a new shape takes less than 30 s."""
+"""Of one backend that are timed, beside XLA's own tuning, which takes about 20 s for one convolution."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,23 +86,21 @@ class FastestBackend:
 
     @property
     def version(self) -> str:
-        return "; ".join(f"{b.name} {getattr(b, 'version', '')}".strip() for b in (*self.backends, *self.peers))
+        """Of all candidates; a new one, or a library that is installed later, is a reason to measure again."""
+        return "; ".join(f"{backend.name} {_version(backend)}".strip() for backend in (*self.backends, *self.peers))
 
     def supports(self, call: GraphCall, target: Target) -> Verdict:
-        """The yes of any, or the reasons of all."""
-        verdicts = [(backend, backend.supports(call, target)) for backend in self.backends]
-        for _, verdict in verdicts:
+        """The yes of the first, after which nobody else is asked, or the reasons of all."""
+        verdicts = []
+        for backend in self.backends:
+            verdict = backend.supports(call, target)
             if verdict.ok:
                 return verdict
+            verdicts.append((backend, verdict))
         rule = next((rule for _, verdict in verdicts if (rule := rule_of(verdict))), "")
         advice = next((advice for _, verdict in verdicts if (advice := advice_of(verdict))), "")
         reasons = "; ".join(f"{backend.name}: {verdict.reason}" for backend, verdict in verdicts)
         return No(reasons, rule=rule, advice=advice)
-
-    def able(self, call: GraphCall, target: Target) -> FastestBackend:
-        """Without the backends that do not run `call`: what the others are, and how fast, does not depend on them."""
-        able = tuple(backend for backend in self.backends if backend.supports(call, target).ok)
-        return dataclasses.replace(self, backends=able)
 
     def portable(self) -> FastestBackend:
         """Without the backends whose calls only this process can run."""
@@ -127,8 +126,8 @@ class FastestBackend:
         return None
 
     def _running(self, call: GraphCall, target: Target) -> Iterator[Backend]:
-        able = (backend for backend in self.backends if backend.supports(call, target).ok)
-        yield from able
+        """Who runs `call`, one after another: cuDNN takes its time to answer, and need not be asked for every call."""
+        yield from (backend for backend in self.backends if backend.supports(call, target).ok)
         yield from self.peers
 
     def lower(self, call: GraphCall, config: Config) -> Implementation:
@@ -145,3 +144,10 @@ class FastestBackend:
 
 def _needs_python(backend: Backend) -> bool:
     return bool(getattr(backend, "needs_python", False))
+
+
+def _version(backend: Backend) -> str:
+    try:
+        return str(getattr(backend, "version", ""))
+    except XlaFp8Error:
+        return "absent"

@@ -127,13 +127,13 @@ def backends_for(choice: str | Backend, platform: str) -> tuple[Backend, ...]:
 
 
 def choose(backends: Sequence[Backend], call: GraphCall, target: Target) -> Backend | No:
-    """The first backend that runs `call`, or why none does. Of several that are one, those that run it."""
+    """The first backend that runs `call`, or why none does."""
     reasons = []
     rule = advice = ""
     for backend in backends:
         verdict = backend.supports(call, target)
         if verdict.ok:
-            return backend.able(call, target) if isinstance(backend, FastestBackend) else backend
+            return backend
         named = len(backends) == 1 or isinstance(backend, FastestBackend)
         reasons.append(verdict.reason if named else f"{backend.name}: {verdict.reason}")
         rule = rule or rule_of(verdict)
