@@ -202,25 +202,37 @@ class Activation:
     slope: Scalar | None = None
 
 
-_SIMPLE: Mapping[str, tuple[tuple[str, m.Pattern], ...]] = MappingProxyType(
+_SIMPLE: Mapping[str, tuple[tuple[str, m.Pattern, frozenset[str]], ...]] = MappingProxyType(
     {
-        "select": (("elu", ELU),),
-        "add": (("elu", _ELU_SUM),),
-        "multiply": (("silu", SILU), ("gelu_tanh", GELU_TANH), ("gelu_erf", GELU_ERF)),
-        "divide": (("sigmoid", SIGMOID), ("silu", _SILU_QUOTIENT)),
-        "logistic": (("sigmoid", m.logistic(x)),),
-        "tanh": (("tanh", m.tanh(x)),),
+        "select": (("elu", ELU, frozenset({"exponential-minus-one", "subtract", "add", "multiply"})),),
+        "add": (("elu", _ELU_SUM, frozenset({"maximum"})),),
+        "multiply": (
+            ("silu", SILU, frozenset({"logistic", "divide"})),
+            ("gelu_tanh", GELU_TANH, frozenset({"tanh"})),
+            ("gelu_erf", GELU_ERF, frozenset({"erf"})),
+        ),
+        "divide": (
+            ("sigmoid", SIGMOID, frozenset({"exponential"})),
+            ("silu", _SILU_QUOTIENT, frozenset({"exponential"})),
+        ),
+        "logistic": (("sigmoid", m.logistic(x), frozenset()),),
+        "tanh": (("tanh", m.tanh(x), frozenset()),),
     }
 )
+"""By an activation's last opcode: graph op, pattern, and opcodes of which one must be near for the pattern to match."""
 
 
 def find_activation(instruction: HloInstruction) -> Activation | None:
     """The activation whose last instruction this is."""
-    for op, pattern in _SIMPLE.get(instruction.opcode, ()):
-        if found := m.match(instruction, pattern):
+    patterns = _SIMPLE.get(instruction.opcode)
+    if not patterns:
+        return None
+    near = _opcodes_near(instruction)
+    for op, pattern, needed in patterns:
+        if (not needed or needed & near) and (found := m.match(instruction, pattern)):
             return Activation(op, found["x"])
     if instruction.opcode != "select":
-        return _find_gelu_erfc(instruction) if instruction.opcode == "multiply" else None
+        return _find_gelu_erfc(instruction) if instruction.opcode == "multiply" and "select" in near else None
     # jnp.where(x < 0, 0, x) keeps NaN, as HLO's max(x, 0) does; jnp.where(x > 0, x, 0) makes 0 of it.
     if (relu := bounded(instruction)) and relu.opcode == "maximum" and relu.bound == 0 and relu.keeps_nan:
         return Activation("relu", relu.value)
@@ -231,6 +243,17 @@ def find_activation(instruction: HloInstruction) -> Activation | None:
         if value is not None and -math.inf < value <= 1:
             return Activation("leaky_relu", found["x"], slope)
     return None
+
+
+def _opcodes_near(instruction: HloInstruction) -> set[str]:
+    """Opcodes at most three steps up, through sums and products: nearly every multiply is a scale, and soon told so."""
+    found: set[str] = set()
+    level = [instruction]
+    for _ in range(3):
+        level = [operand for user in level for operand in user.operands]
+        found.update(operand.opcode for operand in level)
+        level = [operand for operand in level if operand.opcode in ("multiply", "add", "convert")]
+    return found
 
 
 def _find_gelu_erfc(instruction: HloInstruction) -> Activation | None:
