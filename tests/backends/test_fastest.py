@@ -19,7 +19,7 @@ from xla_fp8.backends.example_calls import graph_call, random_call
 from xla_fp8.backends.fastest import ChainBackend, FastestBackend
 from xla_fp8.backends.inputs import random_inputs
 from xla_fp8.backends.protocol import Config, Implementation, No, Yes
-from xla_fp8.backends.registry import backends_for, choose
+from xla_fp8.backends.registry import BackendError, backends_for, choose
 from xla_fp8.errors import XlaFp8Error
 from xla_fp8.hlo.literal import numpy_dtype
 from xla_fp8.target import GraphCall, Target, Verdict, rule_of
@@ -74,6 +74,22 @@ def test_the_fastest_wins_whose_ever_it_is(ours: str, other: str, peer: str, win
     fastest = FastestBackend((Fake("ours", (ours,)), Fake("other", (other,))), (Fake("xla", (peer,)),))
     assert str(config_for(fastest, CALL, H200)) == winner
     assert [choice.config for choice in cache.choices()] == [winner]
+
+
+class Unbuildable(Fake):
+    """Says yes, and has no config when it comes to it."""
+
+    def configs(self, call: GraphCall, target: Target) -> Sequence[Config]:
+        raise BackendError("cuDNN cannot build a plan")
+
+
+@pytest.mark.parametrize("mode", ["0", "1"])
+def test_who_says_yes_and_has_no_config_is_passed_over(monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    monkeypatch.setenv("XLA_FP8_AUTOTUNE", mode)
+    fastest = FastestBackend((Unbuildable("cudnn", ("1",)), Fake("other", ("1",))))
+    assert str(config_for(fastest, CALL, H200)) == "other 1"
+    alone = FastestBackend((Unbuildable("cudnn", ("1",)),), (Fake("xla", ("1",)),))
+    assert str(config_for(alone, CALL, H200)) == "xla 1"
 
 
 def test_without_tuning_the_first_that_runs_it_is_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,7 +111,7 @@ class FastestBackend:
         return tuple(
             Candidate(backend, config)
             for backend in self._running(call, target)
-            for config in backend.configs(call, target)[:MOST_CONFIGS]
+            for config in _configs(backend, call, target)[:MOST_CONFIGS]
         )
 
     def config_named(self, call: GraphCall, target: Target, name: str | None) -> Config | None:
@@ -121,8 +121,9 @@ class FastestBackend:
         """
         for backend in self._running(call, target):
             if name is None or name.startswith(f"{backend.name} "):
-                candidates = (Candidate(backend, config) for config in backend.configs(call, target))
-                return next((one for one in candidates if name is None or str(one) == name), None)
+                candidates = (Candidate(backend, config) for config in _configs(backend, call, target))
+                if found := next((one for one in candidates if name is None or str(one) == name), None):
+                    return found
         return None
 
     def _running(self, call: GraphCall, target: Target) -> Iterator[Backend]:
@@ -140,6 +141,14 @@ class FastestBackend:
         for backend in self.backends:
             if settled := getattr(backend, "settled", None):
                 settled(call, config.config if backend == config.backend else None)
+
+
+def _configs(backend: Backend, call: GraphCall, target: Target) -> Sequence[Config]:
+    """Its configs; none where it said yes and then cannot: of the plans that cuDNN proposes none may build."""
+    try:
+        return backend.configs(call, target)
+    except XlaFp8Error:
+        return ()
 
 
 def _needs_python(backend: Backend) -> bool:

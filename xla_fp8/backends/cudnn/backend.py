@@ -48,10 +48,6 @@ class CudnnBackend:
         """cuDNN's own answer, without device work; No with the pip line where a library is missing."""
         if missing := library.why_missing(("cudnn", "jax_tvm_ffi")):
             return No(missing)
-        if any(node.op == "copy" and node.type == "f32" for node in call.graph):
-            # What cuDNN proposed plans for was measured wrong in every element (cuDNN 9.19.0, H200, 2026-11-30): an
-            # identity from f32 to f32. The operation graph does without one since; no GPU has run that yet.
-            return No("an f32 copy beside the output came out of cuDNN wrong; bf16 and f16 copies are right")
         return support(call, target)
 
     def configs(self, call: GraphCall, target: Target) -> Sequence[Config]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -116,11 +117,15 @@ class _Builder:
         return self.typed(value, "f32")
 
     def operation(self, node: Node, inputs: list[Any]) -> Any:
+        if node.op == "amax" and math.prod(self.geometry.output) == 1:
+            # Its magnitude. cuDNN proposes plans for the reduction of one element too, and its runtime compiler then
+            # fails on them (engine 7 of 9.19.0 and 9.28.1: compilationResult != NVRTC_SUCCESS).
+            return self.typed(self.graph.abs(inputs[0]), "f32")
         if node.op == "amax":
             return self.graph.reduction(inputs[0], mode=self.cudnn.reduction_mode.AMAX)
         if node.op == "copy" and node.type == "f32":
-            # Every value in the graph is f32, so the value itself gets the buffer. An identity from f32 to f32 is
-            # accepted and never written (cuDNN 9.19.0 on an H200, 2026-11-30: every element of the copy was wrong).
+            # Every value in the graph is f32, so the value itself gets the buffer. With an identity from f32 to f32 in
+            # between, cuDNN 9.19.0 on an H200 returned a copy that was wrong; why is not known.
             return inputs[0]
         return self.typed(_OPERATIONS[node.op](self.graph, *inputs), "f32")
 
