@@ -93,7 +93,8 @@ def test_a_scale_that_does_not_fit_is_told() -> None:
 # What moves its elements
 
 INDICES: list[Any] = [
-    0, -1, slice(1, None), (slice(None), 2), (..., 0), (None, 1), (0, ..., slice(None, None, 2)), (slice(None), None, -1),
+    0, -1, slice(1, None), (slice(None), 2), (..., 0), (None, 1), (0, ..., slice(None, None, 2)),
+    (slice(None), None, -1),
     (1, 2, 3), ..., (slice(0, 0),), (slice(None, None, -1), slice(1, 3)),
 ]  # fmt: skip
 
@@ -169,7 +170,9 @@ def test_exchanging_the_last_dimensions_exchanges_the_copies() -> None:
 # Operators
 
 
-@pytest.mark.parametrize("name", "add sub mul truediv floordiv mod pow eq ne lt le gt ge".split())
+@pytest.mark.parametrize(
+    "name", ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "eq", "ne", "lt", "le", "gt", "ge"]
+)
 @pytest.mark.parametrize("options", [{}, {"axis": 2}], ids=str)
 def test_operators_dequantize(name: str, options: Any) -> None:
     q = xla_fp8.quantize(abs(X) + 1, **options)

@@ -323,7 +323,8 @@ w = jnp.asarray(np.random.default_rng(1).normal(size=(6, 5)), jnp.float32)
 def loss(x, w):
     return jnp.sum(jnp.sin(xla_fp8.fp8_dot(x, w)))
 def sharded_loss(x, w):
-    return jax.shard_map(lambda x, w: jax.lax.psum(loss(x, w), "i"), mesh=mesh, in_specs=(P("i"), P()), out_specs=P())(x, w)
+    local = lambda x, w: jax.lax.psum(loss(x, w), "i")
+    return jax.shard_map(local, mesh=mesh, in_specs=(P("i"), P()), out_specs=P())(x, w)
 assert np.allclose(sharded_loss(x, w), loss(x, w), rtol=0.05)
 grad = jax.jit(jax.grad(sharded_loss, (0, 1)))(x, w)
 plain = jax.grad(lambda x, w: jnp.sum(jnp.sin(x @ w)), (0, 1))(x, w)
@@ -404,7 +405,7 @@ def test_requests_are_values() -> None:
 
 def test_differentiating_raises_and_says_what_to_use() -> None:
     x = jnp.ones((3, 3))
-    advice = "(?s)xla_fp8.quantize has no derivative.*fp8_dot.*fp8_conv.*fake_quantize.*stop_gradient"
+    advice = r"(?s)xla_fp8.quantize has no derivative.*fp8_dot.*fp8_conv.*fake_quantize.*stop_gradient"
     for function in (
         lambda x: jnp.sum(xla_fp8.quantize(x).dequantize()),
         jax.jit(lambda x: jnp.sum(xla_fp8.quantize(x, scale=1.0).dequantize())),

@@ -43,13 +43,13 @@ link_p = core.Primitive("xla_fp8_link")
 
 def straight_through(value: jax.Array, x: jax.Array) -> jax.Array:
     """`value`, with the derivative of x (of the same shape)."""
-    result: jax.Array = straight_through_p.bind(value, x)
+    result: jax.Array = straight_through_p.bind(value, x)  # type: ignore[no-untyped-call]
     return result
 
 
 def link(x: jax.Array) -> jax.Array:
     """Zeros of x's shape and type, with the derivative of x."""
-    result: jax.Array = link_p.bind(x)
+    result: jax.Array = link_p.bind(x)  # type: ignore[no-untyped-call]
     return result
 
 
