@@ -96,7 +96,7 @@ def test_blocks_run_and_print_what_the_page_shows(page: Path) -> None:
 def test_make_targets_are_there() -> None:
     makefile = (ROOT / "Makefile").read_text()
     for page in PAGES:
-        for target in re.findall(r"\bmake ([a-z][\w-]*)(?=[`\s])", code_of(page)):
+        for target in re.findall(r"(?:^|\$ |`)make ([a-z][\w-]*)(?=[`\s])", code_of(page), re.MULTILINE):
             assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"{page_name(page)}: there is no make {target}"
 
 
