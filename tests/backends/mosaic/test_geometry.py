@@ -21,8 +21,15 @@ from xla_fp8.backends.mosaic.problem import Problem
 Array = np.ndarray[Any, Any]
 
 
+def as_mosaic_starts(tensor: Array, start: tuple[int, ...], extents: tuple[int, ...]) -> list[int]:
+    """Mosaic leaves a dimension of one element out of a copy of one element along it: it starts at 0, come what may."""
+    sizes = zip(tensor.shape, extents, start, strict=True)
+    return [0 if size == extent == 1 else first for size, extent, first in sizes]
+
+
 def copy_box(tensor: Array, start: tuple[int, ...], extents: tuple[int, ...]) -> Array:
     """What the copy engine fetches: zeros for what lies outside the tensor."""
+    start = tuple(as_mosaic_starts(tensor, start, extents))
     box = np.zeros(extents, tensor.dtype)
     low = [max(0, s) for s in start]
     high = [min(size, s + e) for size, s, e in zip(tensor.shape, start, extents, strict=True)]
@@ -34,6 +41,7 @@ def copy_box(tensor: Array, start: tuple[int, ...], extents: tuple[int, ...]) ->
 
 def store_box(tensor: Array, start: tuple[int, ...], box: Array) -> None:
     """What the copy engine stores: nothing outside the tensor. Each element of the output is stored once."""
+    start = tuple(as_mosaic_starts(tensor, start, box.shape))
     keep = tuple(slice(0, max(0, size - s)) for size, s in zip(tensor.shape, start, strict=True))
     kept = box[keep]
     target = tensor[tuple(slice(s, s + e) for s, e in zip(start, kept.shape, strict=True))]
@@ -44,12 +52,9 @@ def store_box(tensor: Array, start: tuple[int, ...], box: Array) -> None:
 def implicit_gemm(geometry: Geometry, input: Array, filter: Array, blocks: int = 3) -> Array:
     """The kernel in numpy: every block fills its stages, and its consumers read them; the sum of the splits."""
     p, c = geometry.problem, geometry.config
-    view = input
-    if geometry.strided:
-        _, rows, sh, columns, _ = geometry.view_shape
-        padded = np.zeros((p.batch, rows * sh, columns * geometry.stride[1], geometry.view_channels), input.dtype)
-        padded[:, : p.height, : p.width, : p.channels] = input
-        view = padded.reshape(geometry.view_shape)
+    padded = np.zeros(geometry.padded_input_shape, input.dtype)
+    padded[:, : p.height, : p.width, : p.channels] = input
+    view = padded.reshape(geometry.view_shape)
     taps = filter.reshape(p.features, -1, p.channels)
     # As the kernel stores it, 32 channels at a time: with phases, a view of rows and columns that were rounded up.
     stored = np.full(geometry.store_shape(32), np.nan).reshape(c.splits, *geometry.padded_output_shape(32))
@@ -97,6 +102,8 @@ def filled_stages(geometry: Geometry, origin: Origin, view: Array, taps: Array) 
 
 def store(geometry: Geometry, stored: Array, view_by_phases: Array, start: Origin, part: Array) -> None:
     """Stores what a consumer computed of a tile."""
+    if any(geometry.lone_starts(start)):
+        return
     if not geometry.phased:
         store_box(stored[start.split], (start.n, start.h, start.w, start.k), part)
         return
@@ -148,6 +155,12 @@ PROBLEMS = {
         1, 12, 12, 32, 32, 5, 5, taps=(3, 3), stride=(2, 2), dilation=(2, 2), padding=(1, 1)
     ),
     "1x1": Problem(2, 7, 7, 32, 32, 7, 7).flattened(),
+    "one row": Problem(1, 1, 52, 32, 32, 1, 52),
+    "one column": Problem(2, 9, 1, 32, 32, 9, 1, taps=(3, 4), padding=(1, 1)),
+    "one column, several out": Problem(2, 9, 1, 32, 32, 9, 3, taps=(3, 4), padding=(1, 3)),
+    "one pixel": Problem(1, 1, 1, 32, 32, 1, 1, taps=(3, 3), padding=(1, 1)),
+    "stride 2 over two rows": Problem(1, 2, 9, 32, 32, 1, 5, taps=(3, 3), stride=(2, 2), padding=(1, 1)),
+    "gradient of one pixel": Problem(1, 1, 1, 32, 32, 2, 2, taps=(3, 3), padding=(1, 1), base_dilation=(2, 2)),
     "1-D": Problem(2, 1, 40, 32, 32, 1, 40, taps=(1, 3), padding=(0, 1)),
     "gradient of stride 2": Problem(2, 7, 8, 32, 32, 14, 16, taps=(3, 3), padding=(1, 2), base_dilation=(2, 2)),
     "gradient of stride 2, odd sizes": Problem(
@@ -167,7 +180,18 @@ PROBLEMS = {
     ),
 }
 
-BOXES = [(1, 8, 16), (1, 16, 16), (2, 8, 8), (16, 1, 8), (1, 1, 128), (128, 1, 1), (1, 128, 1)]
+BOXES = [
+    (1, 8, 16),
+    (1, 16, 16),
+    (2, 8, 8),
+    (16, 1, 8),
+    (1, 1, 128),
+    (128, 1, 1),
+    (1, 128, 1),
+    (1, 2, 64),
+    (1, 64, 2),
+    (2, 1, 64),
+]
 
 
 @pytest.mark.parametrize("name", PROBLEMS)

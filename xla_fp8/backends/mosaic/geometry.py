@@ -232,11 +232,30 @@ class Geometry:
     @property
     def view_shape(self) -> tuple[int, ...]:
         """Shape of the input as the kernel sees it: [N, H, W, C], or [N, H / SH, SH, W / SW, SW * C], rounded up."""
-        p = self.problem
+        batch, height, width, channels = self.padded_input_shape
         if not self.strided:
-            return p.input_shape
+            return batch, height, width, channels
         sh, sw = self.stride
-        return p.batch, ceil_div(p.height, sh), sh, ceil_div(p.width, sw), sw * self.view_channels
+        return batch, height // sh, sh, width // sw, sw * channels
+
+    @property
+    def padded_input_shape(self) -> tuple[int, int, int, int]:
+        """[N, H, W, C] with the zeros that have to be in memory, for `view_shape` to be a reshape of it."""
+        p, c = self.problem, self.config
+        rows = self._view_size(p.height, self.row_phases, c.tile_height)
+        columns = self._view_size(p.width, self.column_phases, c.tile_width)
+        return p.batch, rows * self.stride[0], columns * self.stride[1], self.view_channels
+
+    def _view_size(self, size: int, along: Phases, extent: int) -> int:
+        """Rows or columns of the view.
+
+        One more than one where a box of one may start elsewhere: see `lone_starts`.
+        """
+        rows = ceil_div(size, along.stride)
+        if rows > 1 or extent > 1:
+            return rows
+        offsets = [_input_offset(along, i, tap)[0] for i in range(along.count) for tap in range(along.phases[i].taps)]
+        return 2 if along.size > 1 or any(offsets) else 1
 
     def padded_output_shape(self, columns: int) -> tuple[int, int, int, int]:
         """[N, OH, OW, K] of what the kernel stores, before it is cut to the size of the output.
@@ -300,6 +319,26 @@ class Geometry:
         n, rest = _div(m, th * tw), _rem(m, th * tw)
         h, w = _div(rest, tw), _rem(rest, tw)
         return Origin(n * c.tile_images, h * c.tile_height, w * c.tile_width, k * c.tile_features, split, phase)
+
+    def lone_starts(self, origin: Origin) -> list[Index]:
+        """Where a consumer's box starts, in dimensions in which a start other than 0 would be taken for 0.
+
+        Mosaic leaves a dimension out of a copy where tensor and box have one element along it, and its start too: the
+        copy engine would not see that the box lies outside, and store it over the one inside.
+
+        Args:
+            origin: of the consumer's box.
+        """
+        c = self.config
+        dimensions = zip(
+            (self.problem.batch, self.row_phases.size, self.column_phases.size),
+            self.warpgroup_box(),
+            (c.tile_images, c.tile_height, c.tile_width),
+            (origin.n, origin.h, origin.w),
+            (c.cluster > 1, False, False),  # the last tiles of a cluster may lie behind the last image
+            strict=True,
+        )
+        return [start for size, box, tile, start, behind in dimensions if size == box == 1 and (tile > 1 or behind)]
 
     # Who takes which tile. Block b of `blocks` takes every `blocks`-th, and fills its stages for them in this order.
 

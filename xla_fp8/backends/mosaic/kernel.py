@@ -32,6 +32,7 @@ the output masked), and writes one number at its end, in turn; `jnp.max` over 2 
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -120,12 +121,8 @@ def _run(
 
 
 def _view_input(geometry: Geometry, input: jax.Array) -> jax.Array:
-    """The input as `Geometry.view_shape` has it: a reshape, and zeros behind it where the stride does not divide."""
-    if not geometry.strided:
-        return input
-    shape = geometry.view_shape
-    padded = (shape[0], shape[1] * shape[2], shape[3] * geometry.stride[1], geometry.view_channels)
-    return _pad_to(padded, input).reshape(shape)
+    """The input as `Geometry.view_shape` has it: a reshape, and zeros behind it where that is larger."""
+    return _pad_to(geometry.padded_input_shape, input).reshape(geometry.view_shape)
 
 
 def _view_side(geometry: Geometry, columns: int, side: jax.Array) -> jax.Array:
@@ -455,14 +452,17 @@ class _Kernel:
         output_gmem: Sequence[Any],
     ) -> None:
         """Stores one block of columns of every output: registers, shared memory, global memory."""
+        inside = [start == 0 for start in self.geometry.lone_starts(origin)]
         if self.geometry.phased:
             # In the view by phases, channels beyond K are those of the next column.
-            inside = origin.k + column_block * self.columns < self.geometry.problem.features
-            pl.when(inside)(lambda: self.store_box(column_block, tensors, origin, warpgroup, output_smem, output_gmem))
-            # A store also keeps the copies that follow from overtaking warps that still read side blocks.
-            pl.when(~inside)(plgpu.commit_smem)
-        else:
+            inside.append(origin.k + column_block * self.columns < self.geometry.problem.features)
+        if not inside:
             self.store_box(column_block, tensors, origin, warpgroup, output_smem, output_gmem)
+            return
+        everywhere = functools.reduce(operator.and_, inside)
+        pl.when(everywhere)(lambda: self.store_box(column_block, tensors, origin, warpgroup, output_smem, output_gmem))
+        # A store also keeps the copies that follow from overtaking warps that still read side blocks.
+        pl.when(~everywhere)(plgpu.commit_smem)
 
     def store_box(
         self,
