@@ -267,9 +267,6 @@ def checks() -> list[Case]:
         config = Config(1, 8, 16, features, channels, stages, delay)
         name = f"tile-{features}-{channels}-{stages}-{delay}"
         cases.append(Case(name, (2, 17, 16), 192, (3, 3), 320, config=config))
-    for lead, stages, size in ((1, 4, 16), (2, 3, 16), (3, 4, 64), (2, 6, 64)):
-        config = Config(1, 8, 16, 64, 64, stages, lead=lead)
-        cases.append(Case(f"lead-{lead}-{stages}-{size}", (4, size, size), 192, (3, 3), 320, config=config))
     full_sides = ("f32[]", "f32[K]", "f32[K]", "f8e4m3fn", "f32[]", "f32[]")
     for splits in (3, 9):
         config = Config(4, 2, 16, 64, 128, 4, splits=splits)
@@ -277,7 +274,7 @@ def checks() -> list[Case]:
             Case(f"splits-{splits}", **odd, graph=full, sides=full_sides, results=("f32[]", "bf16"), config=config)
         )
     for slots, columns in ((2, 32), (4, 32), (1, 64)):
-        config = Config(1, 8, 16, 128, 64, 3, lead=2, columns=columns, side_slots=slots)
+        config = Config(1, 8, 16, 128, 64, 3, columns=columns, side_slots=slots)
         cases.append(
             Case(
                 f"columns-{columns}-{slots}",
@@ -744,10 +741,10 @@ def run_variants(session: Session, name: str) -> None:
     best = found.get(session.entries.get(f"summary/{name}/mosaic", {}).get("best_config", ""))
     if best is None or session.dry:
         return
-    changes = [{"lead": 1}, {"lead": 2}, {"lead": 3}, {"delay": 0}, {"stages": best.stages - 1}, {"columns": 32}]
+    changes = [{"delay": 0}, {"stages": best.stages - 1}, {"columns": 32}]
     variants = [dataclasses.replace(best, **change) for change in changes]
     print(f"variants/{name}: {best}", flush=True)
-    able = [variant for variant in variants if max(variant.delay, variant.lead) < variant.stages]
+    able = [variant for variant in variants if variant.delay < variant.stages]
     contestants(session, f"variants/{name}", case, Inputs.of(case), able)
 
 

@@ -173,17 +173,10 @@ EXPLICIT: dict[str, tuple[Config, dict[str, Any]]] = {
         )
         for features, channels, stages, delay in ((256, 128, 3, 1), (32, 32, 8, 2), (96, 64, 4, 0), (160, 64, 4, 3))
     },
-    **{
-        f"lead-{lead}-{stages}": (
-            Config(1, 8, 16, 64, 64, stages, lead=lead),
-            {"batch": 4, "image": (size, size), "channels": 192, "features": 320},
-        )
-        for lead, stages, size in ((1, 4, 16), (2, 3, 16), (3, 4, 48))
-    },
     **{f"splits-{splits}": (Config(4, 2, 16, 64, 128, 4, splits=splits), ODD) for splits in (3, 9)},
     **{
         f"columns-{columns}-{slots}": (
-            Config(1, 8, 16, 128, 64, 3, lead=2, columns=columns, side_slots=slots),
+            Config(1, 8, 16, 128, 64, 3, columns=columns, side_slots=slots),
             {"batch": 4, "image": (33, 40), "channels": 128, "features": 272},
         )
         for slots, columns in ((2, 32), (4, 32), (1, 64))
@@ -193,9 +186,6 @@ EXPLICIT: dict[str, tuple[Config, dict[str, Any]]] = {
         for name, config in {
             "pingpong": Config(1, 8, 16, 128, 64, 4, columns=32, pingpong=True),
             "pingpong-64": Config(1, 8, 8, 160, 64, 4, columns=32, pingpong=True),
-            "cluster-filter": Config(1, 16, 16, 64, 64, 4, columns=32, cluster=2),
-            "cluster-input": Config(1, 8, 16, 64, 64, 4, columns=32, cluster=2, share="input"),
-            "pingpong-cluster": Config(1, 8, 16, 128, 64, 4, columns=32, pingpong=True, cluster=2),
         }.items()
         for kind, window in {
             "large": {"batch": 5, "image": (33, 40), "channels": 128, "features": 272},

@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-CASES = ("odd-full", "gradient-2-odd-full", "stride-2-odd-full", "splits-3", "tail-highest", "lead-2-3")
+CASES = ("odd-full", "gradient-2-odd-full", "stride-2-odd-full", "splits-3", "tail-highest", "pingpong-large")
 """Cut tiles, phases, strides, a split reduction, promotion, and consumers that take turns."""
 
 _SUMMARY = re.compile(

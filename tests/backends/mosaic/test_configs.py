@@ -125,7 +125,6 @@ def test_a_config_that_does_not_fit() -> None:
         {"tile_features": 272},  # one copy moves at most 256 rows
         {"tile_height": 4},  # a consumer's half is less than one instruction has
         {"delay": 4},
-        {"lead": 4},
     )
     for bad in changes:
         assert not fits(dataclasses.replace(good, **bad), Footprint()), bad

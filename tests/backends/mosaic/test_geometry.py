@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -59,10 +58,10 @@ def implicit_gemm(geometry: Geometry, input: Array, filter: Array, blocks: int =
     # As the kernel stores it, 32 channels at a time: with phases, a view of rows and columns that were rounded up.
     stored = np.full(geometry.store_shape(32), np.nan).reshape(c.splits, *geometry.padded_output_shape(32))
     view_by_phases = stored.reshape(geometry.store_shape(32))
-    clusters = min(blocks, geometry.tiles)
-    for cluster, rank in itertools.product(range(clusters), range(c.cluster)):
-        tiles = geometry.block_tiles(cluster, clusters)
-        origins = [geometry.origin(cluster + i * clusters, rank) for i in range(tiles)]
+    blocks = min(blocks, geometry.tiles)
+    for block in range(blocks):
+        tiles = geometry.block_tiles(block, blocks)
+        origins = [geometry.origin(block + i * blocks) for i in range(tiles)]
         steps = [stage for origin in origins for stage in filled_stages(geometry, origin, view, taps)]
         readers = [0] * len(steps)
         for consumer in range(CONSUMERS):
@@ -239,26 +238,6 @@ def test_consumers_with_tiles_of_their_own(name: str, box: tuple[int, int, int])
         np.testing.assert_array_equal(
             implicit_gemm(geometry, input, filter, blocks), convolution(problem, input, filter)
         )
-
-
-@pytest.mark.parametrize("share", ["filter", "input"])
-@pytest.mark.parametrize("pingpong", [False, True])
-@pytest.mark.parametrize("name", ["odd sizes", "stride 2, odd sizes", "1x1", "gradient of stride 2, odd sizes"])
-def test_blocks_of_a_cluster_share_the_tiles(name: str, pingpong: bool, share: Any) -> None:
-    problem = PROBLEMS[name]
-    rng = np.random.default_rng(4)
-    input = rng.integers(-4, 5, problem.input_shape).astype(np.float32)
-    filter = rng.integers(-4, 5, problem.filter_shape).astype(np.float32)
-    config = Config(1, 8, 16, 32, 32, 4, pingpong=pingpong, cluster=2, share=share)
-    geometry = Geometry(problem, config)
-    np.testing.assert_array_equal(implicit_gemm(geometry, input, filter), convolution(problem, input, filter))
-    for tile in range(geometry.tiles):
-        first, second = geometry.origin(tile, 0), geometry.origin(tile, 1)
-        assert first.phase == second.phase
-        if share == "filter":
-            assert first.k == second.k
-        else:
-            assert (first.n, first.h, first.w) == (second.n, second.h, second.w)
 
 
 def test_flattening_keeps_a_1x1_convolution_and_nothing_else() -> None:

@@ -92,11 +92,11 @@ class MosaicBackend:
         problem, promote = plan.problem, self.precision == "highest"
         if problem.base_dilation == (1, 1):
             return configs.generate(problem, plan.epilogue.footprint, promote, multiprocessors())
-        # Phases share the machine. What one of them cannot do alone (be split, lead) is left out.
+        # Phases share the machine. A split is left out: it has one phase.
         phases = math.prod(along.count for along in problem.phases)
         share = max(1, multiprocessors() // phases)
         candidates = configs.generate(problem.largest_phase, plan.epilogue.footprint, promote, share, limit=64)
-        return tuple(config for config in candidates if config.splits == 1 and not config.lead)[:8]
+        return tuple(config for config in candidates if config.splits == 1)[:8]
 
 
 @functools.cache

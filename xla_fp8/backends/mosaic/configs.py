@@ -13,7 +13,6 @@ import functools
 import itertools
 import math
 from collections.abc import Iterator
-from typing import Literal
 
 from xla_fp8.backends.mosaic.problem import MAX_COPY_EXTENT, Problem
 
@@ -65,17 +64,11 @@ class Config:
             sum of FP8 products; with this, outputs equal the f32 reference, at about 80% of the speed.
         pieces: column blocks that share one accumulator, one after the other, where `promote` is set: the f32 sums of a
             wide tile leave no registers for an accumulator of the same size.
-        lead: steps that the first consumer is ahead of the second, so that the epilogue of one runs beside the
-            multiplications of the other; 0 leaves it to chance. Less than `stages`; for kernels without `promote`.
         columns: output channels that the epilogue works on at a time; 0 is as many as a 128-byte row holds.
         side_slots: column blocks of one side tensor in flight at most, for each consumer.
         pingpong: each consumer has whole tiles of its own, every second one, and runs its epilogue while the other
             multiplies. Otherwise both share each tile, and the tensor core rests during their epilogues. For kernels
             without `promote`, where one consumer alone does not keep the tensor core busy.
-        cluster: blocks that take neighbouring tiles at a time and share what these have in common: each copies a part
-            of it to all.
-        share: what that is. Tiles with different pixels share the "filter", tiles with different output channels the
-            "input".
         splits: parts into which the reduction of each tile is cut, so that a small output keeps the whole machine busy.
             The kernel then stores f32 sums, and XLA adds them and runs the epilogue. Divides the number of steps.
     """
@@ -90,12 +83,9 @@ class Config:
     promote: bool = False
     pieces: int = 1
     splits: int = 1
-    lead: int = 0
     columns: int = 0
     side_slots: int = 4
     pingpong: bool = False
-    cluster: int = 1
-    share: Literal["filter", "input"] = "filter"
 
     @property
     def tile_pixels(self) -> int:
@@ -126,15 +116,12 @@ class Config:
         tile = f"{self.tile_images}x{self.tile_height}x{self.tile_width}"
         promote = f" promote {self.pieces}" if self.promote else ""
         splits = f" splits {self.splits}" if self.splits > 1 else ""
-        lead = f" lead {self.lead}" if self.lead else ""
         columns = f" columns {self.columns}" if self.columns else ""
         slots = f" slots {self.side_slots}" if self.side_slots != 4 else ""
         schedule = " pingpong" if self.pingpong else ""
-        cluster = f" cluster {self.cluster} {self.share}" if self.cluster > 1 else ""
         return (
             f"pixels {tile} features {self.tile_features} channels {self.tile_channels} "
-            f"stages {self.stages} delay {self.delay}{promote}{splits}{lead}{columns}{slots}"
-            f"{schedule}{cluster}"
+            f"stages {self.stages} delay {self.delay}{promote}{splits}{columns}{slots}{schedule}"
         )
 
 
@@ -201,8 +188,8 @@ def fits(config: Config, footprint: Footprint) -> bool:
         and config.warpgroup_pixels % 64 == 0
         and config.tile_features % (MIN_COLUMNS * config.pieces) == 0
         and max(config.tile_features, config.tile_height, config.tile_width, config.tile_images) <= MAX_COPY_EXTENT
-        and max(config.delay, config.lead) < config.stages
-        and not (config.pingpong and (config.promote or config.lead))
+        and config.delay < config.stages
+        and not (config.pingpong and config.promote)
     )
 
 

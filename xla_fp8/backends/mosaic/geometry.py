@@ -160,18 +160,10 @@ class Geometry:
         )
 
     @property
-    def _tile_groups(self) -> tuple[int, int]:
-        """Tiles of one phase along pixels and output channels, those counted once that a cluster takes at a time."""
-        *pixels, features = self.tile_counts
-        c = self.config
-        along_pixels, along_features = (c.cluster, 1) if c.share == "filter" else (1, c.cluster)
-        return ceil_div(math.prod(pixels), along_pixels), ceil_div(features, along_features)
-
-    @property
     def tiles(self) -> int:
-        """Of all phases and splits, those counted once that a cluster takes at a time."""
+        """Of all phases and splits."""
         phases = self.row_phases.count * self.column_phases.count
-        return math.prod(self._tile_groups) * self.config.splits * phases
+        return math.prod(self.tile_counts) * self.config.splits * phases
 
     @property
     def channel_blocks(self) -> int:
@@ -212,8 +204,7 @@ class Geometry:
     def covers_exactly(self) -> bool:
         """Whether no tile reaches beyond the output."""
         p, c = self.problem, self.config
-        whole_clusters = math.prod(self._tile_groups) * c.cluster == math.prod(self.tile_counts)
-        return whole_clusters and not (
+        return not (
             p.batch % c.tile_images
             or any(phase.size % c.tile_height for phase in self.row_phases.phases)
             or any(phase.size % c.tile_width for phase in self.column_phases.phases)
@@ -294,28 +285,20 @@ class Geometry:
         pairs = [(r, s) for r in range(len(rows)) for s in range(len(columns))]
         return sorted(pairs, key=lambda pair: -rows[pair[0]].taps * columns[pair[1]].taps)
 
-    def origin(self, tile: Index, rank: Index = 0) -> Origin:
-        """Where tile number `tile` starts. Output channels vary fastest: concurrent blocks share their input in L2.
-
-        Args:
-            rank: of the block in its cluster. The last tiles of a cluster may lie outside the output.
-        """
-        _, th, tw, _ = self.tile_counts
-        groups, c = self._tile_groups, self.config
+    def origin(self, tile: Index) -> Origin:
+        """Where tile number `tile` starts. Output channels vary fastest: concurrent blocks share their input in L2."""
+        _, th, tw, features = self.tile_counts
+        c = self.config
         split: Index = 0
         phase: tuple[Index, Index] = (0, 0)
         if c.splits > 1:
             split, tile = _div(tile, self.tiles // c.splits), _rem(tile, self.tiles // c.splits)
         if self.phased:
-            each = math.prod(groups)
+            each = math.prod(self.tile_counts)
             number, tile = _div(tile, each), _rem(tile, each)
             rows, columns = zip(*self._phase_order, strict=True)
             phase = _one_of(rows, number), _one_of(columns, number)
-        m, k = _div(tile, groups[1]), _rem(tile, groups[1])
-        if c.cluster > 1 and c.share == "filter":
-            m = m * c.cluster + rank
-        elif c.cluster > 1:
-            k = k * c.cluster + rank
+        m, k = _div(tile, features), _rem(tile, features)
         n, rest = _div(m, th * tw), _rem(m, th * tw)
         h, w = _div(rest, tw), _rem(rest, tw)
         return Origin(n * c.tile_images, h * c.tile_height, w * c.tile_width, k * c.tile_features, split, phase)
@@ -343,7 +326,7 @@ class Geometry:
     # Who takes which tile. Block b of `blocks` takes every `blocks`-th, and fills its stages for them in this order.
 
     def block_tiles(self, block: Index, blocks: int) -> Index:
-        """How many tiles a block has (a cluster of blocks counts as one)."""
+        """How many tiles a block has."""
         return _div(self.tiles - block + blocks - 1, blocks)
 
     def consumer_tiles(self, block_tiles: Index, consumer: Index) -> Index:

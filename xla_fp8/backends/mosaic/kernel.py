@@ -48,8 +48,6 @@ from xla_fp8.backends.mosaic.geometry import Geometry, Index, Origin
 from xla_fp8.backends.mosaic.problem import Problem
 
 _PRODUCER = CONSUMERS
-_RANK = "rank"
-"""The name of the axis of blocks within a cluster."""
 
 _MAXIMA = 8
 """Columns in which a consumer keeps the largest values of each row: 8 is the least that the layout of sums has."""
@@ -88,23 +86,21 @@ def convolve(
 def _run(
     geometry: Geometry, epilogue: Epilogue, blocks: int, input: jax.Array, filter: jax.Array, sides: Sequence[jax.Array]
 ) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
-    problem, cluster = geometry.problem, geometry.config.cluster
-    clusters = min(blocks // cluster, geometry.tiles)
-    kernel = _Kernel(geometry, epilogue, clusters)
+    problem = geometry.problem
+    blocks = min(blocks, geometry.tiles)
+    kernel = _Kernel(geometry, epilogue, blocks)
     shape = geometry.store_shape(kernel.columns)
     tensors = [
         jax.ShapeDtypeStruct(shape, dtype)  # type: ignore[no-untyped-call]
         for dtype in epilogue.output_dtypes
     ]
-    maximum = jax.ShapeDtypeStruct((clusters * cluster * CONSUMERS,), jnp.float32)  # type: ignore[no-untyped-call]
+    maximum = jax.ShapeDtypeStruct((blocks * CONSUMERS,), jnp.float32)  # type: ignore[no-untyped-call]
     maxima = [maximum] * epilogue.amax_count
     run = plgpu.kernel(
         functools.partial(kernel.entry, input.dtype, filter.dtype),
         out_type=[*tensors, *maxima],
-        grid=(clusters,),
-        grid_names=("cluster",),
-        cluster=(cluster,) if cluster > 1 else (),
-        cluster_names=(_RANK,) if cluster > 1 else (),
+        grid=(blocks,),
+        grid_names=("block",),
         num_threads=CONSUMERS + 1,
         thread_name="warpgroup",
         compiler_params=plgpu.CompilerParams(approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Lane),
@@ -150,11 +146,11 @@ def _pad_to(shape: Sequence[int], array: jax.Array) -> jax.Array:
 class _Kernel:
     """What is fixed for one kernel, and its parts in the order in which they run."""
 
-    def __init__(self, geometry: Geometry, epilogue: Epilogue, clusters: int) -> None:
+    def __init__(self, geometry: Geometry, epilogue: Epilogue, blocks: int) -> None:
         self.geometry = geometry
         self.config = geometry.config
         self.epilogue = epilogue
-        self.clusters = clusters
+        self.blocks = blocks
         footprint = epilogue.footprint
         self.columns = footprint.columns(self.config)
         self.column_blocks = self.config.tile_features // self.columns
@@ -177,21 +173,12 @@ class _Kernel:
             side_smem=[self.column_smem(self.side_slots, dtype) for dtype in self.epilogue.tensor_dtypes],
             vector_smem=[plgpu.SMEM((CONSUMERS, c.tile_features), jnp.float32) for _ in self.epilogue.vectors],
             full=plgpu.Barrier(num_arrivals=2, num_barriers=c.stages * (CONSUMERS if c.pingpong else 1)),
-            empty=self.empty_barriers(),
+            empty=plgpu.Barrier(num_arrivals=1 if c.pingpong else CONSUMERS, num_barriers=c.stages),
             side_full=plgpu.Barrier(num_arrivals=tensors, num_barriers=consumers) if tensors else None,
             vector_full=plgpu.Barrier(num_arrivals=vectors, num_barriers=CONSUMERS) if vectors else None,
             turn=plgpu.Barrier() if self.epilogue.amax_count else None,
-            ahead=plgpu.Barrier() if c.lead else None,
             collective_axes="warpgroup",
         )
-
-    def empty_barriers(self) -> Any:
-        """One for each stage. A stage that the blocks of a cluster fill together is empty when all have read it."""
-        c = self.config
-        readers = 1 if c.pingpong else CONSUMERS
-        if c.cluster == 1:
-            return plgpu.Barrier(num_arrivals=readers, num_barriers=c.stages)
-        return plgpu.ClusterBarrier(collective_axes=(_RANK,), num_arrivals=readers, num_barriers=c.stages)
 
     def column_smem(self, slots: int, dtype: Any) -> Any:
         """Blocks of `columns` output channels for each consumer and slot."""
@@ -212,14 +199,13 @@ class _Kernel:
         side_full: Any,
         vector_full: Any,
         turn: Any,
-        ahead: Any,
     ) -> None:
         count = len(self.epilogue.sides)
         input_gmem, filter_gmem, *rest = gmem
         side_gmem, result_gmem = rest[:count], rest[count:]
         (input_tiled, input_flat), (filter_tiled, filter_flat) = input_smem, filter_smem
-        cluster, warpgroup = lax.axis_index("cluster"), lax.axis_index("warpgroup")
-        block_tiles = self.geometry.block_tiles(cluster, self.clusters)
+        block, warpgroup = lax.axis_index("block"), lax.axis_index("warpgroup")
+        block_tiles = self.geometry.block_tiles(block, self.blocks)
 
         @pl.when(warpgroup == _PRODUCER)
         def _() -> None:
@@ -229,14 +215,13 @@ class _Kernel:
         @pl.when(warpgroup < _PRODUCER)
         def _() -> None:
             plgpu.set_max_registers(_CONSUMER_REGISTERS, action="increase")
-            multiply = functools.partial(self.multiply, warpgroup, input_tiled, filter_tiled, full, empty, ahead)
+            multiply = functools.partial(self.multiply, warpgroup, input_tiled, filter_tiled, full, empty)
             sides = _Sides(self, warpgroup, side_gmem, side_smem, side_full, vector_smem, vector_full)
             self.consume(warpgroup, block_tiles, multiply, sides, result_gmem, output_smem, turn)
 
     def origin(self, i: jax.Array) -> Origin:
         """Where tile `i` of this block starts."""
-        rank = lax.axis_index(_RANK) if self.config.cluster > 1 else 0
-        return self.geometry.origin(lax.axis_index("cluster") + i * self.clusters, rank)
+        return self.geometry.origin(lax.axis_index("block") + i * self.blocks)
 
     def full_index(self, stage: jax.Array, consumer: jax.Array) -> jax.Array:
         """Which barrier says that a stage is full.
@@ -257,7 +242,6 @@ class _Kernel:
     ) -> None:
         """Copies the operands of every step of every tile into the stages, in order, as they become free."""
         c, geometry = self.config, self.geometry
-        input_to, filter_to = (_RANK if c.cluster > 1 and c.share == shared else None for shared in ("input", "filter"))
 
         def tile(i: jax.Array, first: jax.Array) -> jax.Array:
             origin = self.origin(i)
@@ -279,21 +263,14 @@ class _Kernel:
                 parity = (box.parity,) if geometry.strided else ()
                 pixels = (*rows, *parity, pl.ds(box.w, c.tile_width), pl.ds(box.c, c.tile_channels))
                 ready = full.at[self.full_index(stage, consumer)]
-                plgpu.copy_gmem_to_smem(input_gmem.at[pixels], input_flat.at[stage], ready, collective_axes=input_to)
+                plgpu.copy_gmem_to_smem(input_gmem.at[pixels], input_flat.at[stage], ready)
                 features = (pl.ds(origin.k, c.tile_features), step.tap, pl.ds(step.c, c.tile_channels))
-                plgpu.copy_gmem_to_smem(
-                    filter_gmem.at[features], filter_flat.at[stage], ready, collective_axes=filter_to
-                )
+                plgpu.copy_gmem_to_smem(filter_gmem.at[features], filter_flat.at[stage], ready)
 
             after: jax.Array = first + steps
             return after
 
-        total = lax.fori_loop(0, block_tiles, tile, jnp.int32(0))
-        if c.cluster > 1:
-            # A block must not end while another may still signal its barriers or write into its stages.
-            @pl.loop(lax.max(total - c.stages, 0), total)
-            def _(ordinal: jax.Array) -> None:
-                plgpu.barrier_wait(empty.at[lax.rem(ordinal, c.stages)])
+        lax.fori_loop(0, block_tiles, tile, jnp.int32(0))
 
     def consume(
         self,
@@ -356,7 +333,6 @@ class _Kernel:
         filter_tiled: Any,
         full: Any,
         empty: Any,
-        ahead: Any,
         first_step: jax.Array,
         steps: Index,
     ) -> tuple[jax.Array, ...]:
@@ -387,12 +363,6 @@ class _Kernel:
             plgpu.barrier_arrive(empty.at[lax.rem(ordinal, c.stages)])
 
         def in_tensor_core(accumulator: Any) -> Any:
-            if c.lead:
-                # In step, both consumers would run their epilogues at once, and nothing would multiply meanwhile.
-                @pl.when(warpgroup == 1)
-                def follow() -> None:
-                    plgpu.barrier_wait(ahead)
-
             @pl.loop(0, steps)
             def _(j: jax.Array) -> None:
                 ordinal, stage = await_stage(j)
@@ -402,12 +372,6 @@ class _Kernel:
                 @pl.when(j >= c.delay)
                 def _() -> None:
                     release(ordinal - c.delay)
-
-                if c.lead:
-
-                    @pl.when((warpgroup == 0) & (j == c.lead - 1))
-                    def lead() -> None:
-                        plgpu.barrier_arrive(ahead)
 
             plgpu.wgmma_wait(0)
             for late in reversed(range(c.delay)):
@@ -513,9 +477,7 @@ class _Kernel:
         """
 
         def write() -> None:
-            block = lax.axis_index("cluster") * self.config.cluster
-            if self.config.cluster > 1:
-                block += lax.axis_index(_RANK)
+            block = lax.axis_index("block")
             for gmem, values, factor in zip(amax_gmem, maxima, factors, strict=True):
                 gmem[block * CONSUMERS + warpgroup] = values.max(axis=1).max() * factor
 
