@@ -318,10 +318,9 @@ class Geometry:
             self.warpgroup_box(),
             (c.tile_images, c.tile_height, c.tile_width),
             (origin.n, origin.h, origin.w),
-            (c.cluster > 1, False, False),  # the last tiles of a cluster may lie behind the last image
             strict=True,
         )
-        return [start for size, box, tile, start, behind in dimensions if size == box == 1 and (tile > 1 or behind)]
+        return [start for size, box, tile, start in dimensions if size == box == 1 and tile > 1]
 
     # Who takes which tile. Block b of `blocks` takes every `blocks`-th, and fills its stages for them in this order.
 
