@@ -104,7 +104,7 @@ class Session:
         self.run("running", self.pytest(["tests/hopper/test_running.py"]), seconds, more)
 
     def jit(self) -> None:
-        seconds = min(self.left - 5, 150)
+        seconds = min(self.left - 5, 300)
         command = [sys.executable, "benchmarks/hopper_jit.py", "--out", str(self.out / "hopper_jit.json")]
         command += ["--dry-run"] if self.plugin else ["--budget-seconds", f"{seconds - 30:.0f}"]
         self.run("jit", command, seconds, lines=40)

@@ -67,6 +67,13 @@ def test_graphs_with_several_paths(graph: str, check: Check) -> None:
     check(graph_call(graph))
 
 
+@pytest.mark.parametrize("image", [(3,), (3, 3), (3, 3, 3)], ids=["1d", "2d", "3d"])
+def test_an_output_of_one_element_and_its_amax(image: tuple[int, ...], check: Check) -> None:
+    window = f"{{size={'x'.join(map(str, image))}}}"
+    graph = "1:[f32]conv();2:[f32]scale(1);3:[f32]relu(2);4:[f8e4m3fn]scale(3);5:[f32]amax(2);6:[bf16]amax(3);"
+    check(graph_call(graph, batch=1, features=1, image=image, filter=image, window=window))
+
+
 @pytest.mark.parametrize("labels", ["b01f_01io->b01f", "bf01_oi01->bf01", "bf01_01io->fb01"])
 def test_layouts(labels: str, check: Check) -> None:
     check(graph_call("1:[f32]conv();2:[f32]add(1);3:[f8e4m3fn]bias(2);4:[bf16]copy(2);", labels=labels, batch=3))

@@ -24,7 +24,7 @@ OPS = {
     # op: what it makes of NaN, infinity and -infinity
     "add": (NAN, INF, -INF),
     "scale": (NAN, INF, -INF),
-    "relu": (0.0, INF, 0.0),
+    "relu": (NAN, INF, 0.0),
     "min": (0.0, 0.0, -INF),
     "max": (0.0, INF, 0.0),
     "elu": (NAN, INF, -1.0),
@@ -34,7 +34,7 @@ OPS = {
     "sigmoid": (NAN, 1.0, 0.0),
     "tanh": (NAN, 1.0, -1.0),
 }
-"""cuDNN: relu, min (with 0) and max (with 0) drop a NaN, where the reference keeps it; the rest is alike."""
+"""cuDNN: min (with 0) and max (with 0) drop a NaN, where the reference keeps it; the rest is alike."""
 
 
 def fp8(*arrays: np.ndarray) -> Arrays:

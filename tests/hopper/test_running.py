@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import xla_fp8
+from xla_fp8.backends import call_text
 from xla_fp8.backends.cudnn import device_context, device_properties, plans, support
 from xla_fp8.backends.cudnn.backend import CudnnBackend, Plan
 from xla_fp8.backends.example_calls import graph_call
@@ -42,8 +43,8 @@ def chain(x: jax.Array, w: jax.Array, s: jax.Array) -> jax.Array:
     return x
 
 
-def operands() -> list[jax.Array]:
-    x, w, _ = random_inputs(CALL.operand_shapes, seed=3)
+def operands(seed: int = 3) -> list[jax.Array]:
+    x, w, _ = random_inputs(CALL.operand_shapes, seed)
     return [jnp.asarray(x), jnp.asarray(w), jnp.float32(0.01)]
 
 
@@ -106,17 +107,65 @@ np.save(sys.argv[1], np.asarray(y, np.float32))
 
 
 def test_two_threads_and_two_programs() -> None:
-    first, second = jax.jit(one), jax.jit(chain)
-    arguments = operands()
-    expected = [np.asarray(f(*arguments), np.float32) for f in (first, second)]
+    """Each thread has operands of its own; of 1,000 runs, interleaved, every result is looked at."""
+    programs = [jax.jit(one), jax.jit(chain)]
+    arguments = [operands(seed) for seed in (3, 4)]
+    wanted = [program(*mine) for program, mine in zip(programs, arguments, strict=True)]
+    assert not same_bits(*wanted), "the two are told apart"
 
-    def work(which: int) -> None:
-        for _ in range(50):
-            result = (first, second)[which](*arguments)
-        np.testing.assert_array_equal(np.asarray(result, np.float32), expected[which])
+    def work(which: int) -> int:
+        results = [same_bits(programs[which](*arguments[which]), wanted[which]) for _ in range(250)]
+        return sum(map(bool, results))
 
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(work, [0, 1, 0, 1]))
+        assert list(pool.map(work, [0, 1, 0, 1])) == [250] * 4
+
+
+@jax.jit
+def same_bits(a: jax.Array, b: jax.Array) -> jax.Array:
+    return (jax.lax.bitcast_convert_type(a, jnp.uint8) == jax.lax.bitcast_convert_type(b, jnp.uint8)).all()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_two_streams(threads: int) -> None:
+    """One plan on two CUDA streams with different operands, 1,000 launches, from one thread in turn and from two."""
+    device, text = plans.on_device(0), call_text.encode(CALL)
+    built = device.plan(text)
+    everything = [jax.block_until_ready((operands(seed), jax.jit(one)(*operands(seed)))) for seed in (3, 4)]
+    # As copies, so that they are no buffers of anything else; the plan writes into them behind JAX's back.
+    outputs = [jax.block_until_ready(jax.device_put(np.zeros(y.shape, y.dtype), y.device)) for _, y in everything]
+    workspaces = [jax.block_until_ready(jnp.zeros(max(built.workspace, 1), jnp.uint8)) for _ in everything]
+    pointers = [
+        [array.unsafe_buffer_pointer() for array in (*mine, output)]
+        for (mine, _), output in zip(everything, outputs, strict=True)
+    ]
+    driver = ctypes.CDLL("libcuda.so.1")
+    with device_context.current(0):
+        streams = [ctypes.c_void_p() for _ in everything]
+        for stream in streams:
+            assert driver.cuStreamCreate(ctypes.byref(stream), _NON_BLOCKING) == 0
+
+    def launch(which: int) -> None:
+        workspace, stream = workspaces[which].unsafe_buffer_pointer(), streams[which].value
+        assert stream is not None
+        device.run(text, built.name, pointers[which], workspace, stream)
+
+    def work(turns: list[int]) -> None:
+        with device_context.current(0):
+            for which in turns:
+                launch(which)
+
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(work, [[0, 1] * 500] if threads == 1 else [[0] * 500, [1] * 500]))
+    with device_context.current(0):
+        for stream in streams:
+            assert driver.cuStreamSynchronize(stream) == 0
+            assert driver.cuStreamDestroy_v2(stream) == 0
+    for output, (_, wanted) in zip(outputs, everything, strict=True):
+        assert same_bits(output, wanted)
+
+
+_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: it does not wait for the default stream
 
 
 def test_donation() -> None:
