@@ -380,7 +380,7 @@ def test_refusals_say_what_to_change(x: Any, options: Any, message: str) -> None
 
 
 def test_a_float8_is_not_quantized_again() -> None:
-    with pytest.raises(xla_fp8.QuantizationError, match="Float8 already; x.astype"):
+    with pytest.raises(xla_fp8.QuantizationError, match=r"Float8 already; x\.astype"):
         xla_fp8.quantize(xla_fp8.quantize(np.ones(3, np.float32)))
 
 

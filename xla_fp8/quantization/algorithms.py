@@ -1,6 +1,7 @@
 """The algorithms that make FP8 tensors, by name, and which one is taken: the seam for device kernels.
 
-`Lax` defines the numbers. Every other algorithm gives the same bits; it may only be faster.
+`Lax` defines the numbers. Every other algorithm gives the same bits; it may only be faster. Device kernels live in a
+layer below and import nothing from here: a request brings its arithmetic along (`request.rule`).
 """
 
 from __future__ import annotations
@@ -47,22 +48,14 @@ class Request:
     platform: str
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Outcome:
-    """What an algorithm makes.
+Outcome = tuple[jax.Array | None, jax.Array | None, jax.Array, jax.Array | None]
+"""What an algorithm makes, (row, transposed, scale, amax):
 
-    Attributes:
-        row: the FP8 tensor in the order of x, row-major; None where the layout is "transposed".
-        transposed: its last two dimensions exchanged, row-major; None where the layout is "row".
-        scale: f32, of shape [], or of rank x.ndim with 1 in each dimension that is not kept.
-        amax: f32 of the scale's shape, where asked for.
-    """
-
-    row: jax.Array | None
-    transposed: jax.Array | None
-    scale: jax.Array
-    amax: jax.Array | None
+- row: the FP8 tensor in the order of x, row-major; None where the layout is "transposed".
+- transposed: its last two dimensions exchanged, row-major; None where the layout is "row".
+- scale: f32, of shape [], or of rank x.ndim with 1 in each dimension that is not kept.
+- amax: f32 of the scale's shape, where asked for, else None.
+"""
 
 
 class Algorithm(Protocol):
@@ -99,7 +92,7 @@ class Lax:
             multiplier, scale = request.rule.of_amax(chosen)
         row = request.rule.cast(x, multiplier)
         transposed = jnp.swapaxes(row, -1, -2) if request.layout != "row" else None
-        return Outcome(
+        return (
             row if request.layout != "transposed" else None,
             transposed,
             scale,

@@ -132,8 +132,8 @@ class Float8(Operators):
             False,
             algorithms.current_platform(),
         )
-        outcome = algorithms.run("auto", request, wide, None)
-        return Float8(outcome.row, outcome.scale, outcome.transposed)
+        row, transposed, scale, _ = algorithms.run("auto", request, wide, None)
+        return Float8(row, scale, transposed)
 
     # What moves its elements
 

@@ -100,6 +100,6 @@ def quantize(
     if axis_name is not None and (known is None or return_amax):
         found = lax.pmax(amax_of(x, kept), axis_name)  # type: ignore[no-untyped-call]
         request = dataclasses.replace(request, given=request.given or "amax", wants_amax=False)
-    outcome = algorithms.run(algorithm, request, x, found if known is None else known)
-    quantized = Float8(outcome.row, outcome.scale, outcome.transposed)
-    return (quantized, outcome.amax if found is None else found) if return_amax else quantized
+    row, transposed, used, own = algorithms.run(algorithm, request, x, found if known is None else known)
+    quantized = Float8(row, used, transposed)
+    return (quantized, own if found is None else found) if return_amax else quantized
