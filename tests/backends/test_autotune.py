@@ -93,7 +93,8 @@ def test_progress_leaves_nothing_on_the_terminal(monkeypatch: pytest.MonkeyPatch
     autotune.tune(Sleepy(), CALL, ("dies",))
     assert terminal.getvalue() == ""
     autotune.tune(Sleepy(), CALL, ("dies", "dies"))
-    assert "2/2 sleepy dies" in terminal.seen
+    assert "2/2 compiling for sleepy" in terminal.seen
+    assert "2/2 timing sleepy dies" in terminal.seen
     assert terminal.seen.endswith("\r\x1b[K")
 
 

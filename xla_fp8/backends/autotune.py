@@ -138,10 +138,13 @@ def tune(backend: Backend, call: GraphCall, configs: Sequence[Config]) -> list[T
     ):
         # The last first: a peer's config, which takes the longest, stands behind the others.
         compiled = [pool.submit(_compiled, backend, call, config, operands) for config in reversed(configs)][::-1]
-        expected = [_sample(output) for output in pool.submit(_expected, call, arrays).result()]
-        concurrent.futures.wait(compiled)
-        for config, program in zip(configs, compiled, strict=True):
-            progress.show(f"{backend.name} {config}")
+        reference_outputs = pool.submit(_expected, call, arrays)
+        progress.show(0, f"compiling for {backend.name}")
+        for done, _ in enumerate(concurrent.futures.as_completed(compiled), start=1):
+            progress.show(done, f"compiling for {backend.name}")
+        expected = [_sample(output) for output in reference_outputs.result()]
+        for done, (config, program) in enumerate(zip(configs, compiled, strict=True), start=1):
+            progress.show(done, f"timing {backend.name} {config}")
             timings.append(_timing(config, program, operands, expected))
     return sorted(timings, key=lambda timing: timing.microseconds)
 
@@ -274,23 +277,20 @@ def _shared(key: Mapping[str, str], choose: Callable[[], str]) -> str:
 
 
 class _Progress:
-    """A line on a terminal that says what is timed; nothing where stderr is no terminal."""
+    """A line on a terminal that says what is compiled or timed; nothing where stderr is no terminal."""
 
     def __init__(self, total: int) -> None:
         self.total = total
-        self.done = 0
         self.enabled = total > 1 and sys.stderr.isatty()
 
     def __enter__(self) -> _Progress:
         return self
 
-    def show(self, what: str) -> None:
+    def show(self, done: int, what: str) -> None:
         if self.enabled:
-            filled = 20 * self.done // self.total
+            filled = 20 * done // self.total
             bar = "#" * filled + "." * (20 - filled)
-            print(f"\r\x1b[Kxla_fp8: tuning [{bar}] {self.done + 1}/{self.total} {what[:60]}", end="", file=sys.stderr)
-            sys.stderr.flush()
-        self.done += 1
+            print(f"\r\x1b[Kxla_fp8: [{bar}] {done}/{self.total} {what[:60]}", end="", file=sys.stderr, flush=True)
 
     def __exit__(self, *_: object) -> None:
         if self.enabled:
