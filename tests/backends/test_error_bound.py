@@ -35,6 +35,21 @@ def tensor_core_sum(products: Array) -> Array:
     return total
 
 
+@pytest.mark.parametrize("shape", [(3, 9, 10, 144), (1, 1, 1, 16)])
+def test_the_amax_of_nan_is_nan(shape: tuple[int, ...]) -> None:
+    batch, *image, channels = shape
+    graph = "1:[f32]conv();2:[f32]amax(1);"
+    call = graph_call(graph, batch=batch, image=tuple(image), channels=channels, features=channels, filter=(1, 1))
+    x, w = random_inputs(call.operand_shapes, seed=0)
+    _, amax = intervals(call, [x, w], TENSOR_CORE)
+    assert np.isfinite(amax.value)
+    x[0, 0, 0, 0] = np.nan
+    _, amax = intervals(call, [x, w], TENSOR_CORE)
+    assert np.isnan(amax.value)
+    assert amax.outside(np.asarray(np.inf, np.float32))
+    assert not amax.outside(np.asarray(np.nan, np.float32))
+
+
 def pointwise_conv(channels: int, output: str) -> tuple[GraphCall, list[Array], Array]:
     """A 1x1 convolution, operands, and its products [pixels, features, channels]."""
     graph = f"1:[f32]conv();2:[{output}]scale(1);"

@@ -21,10 +21,11 @@ from xla_fp8.target import GraphCall, Target
 
 H200 = Target.parse("h200")
 
-Operands: TypeAlias = Literal["exact", "random", "special"]
+Operands: TypeAlias = Literal["exact", "random", "special", "infinite"]
 """What input and filter hold. `exact`: whole numbers from -1 to 1, whose sums every accumulator holds exactly, so that
 a wrong index shows as a wrong number, however small its part. `random`: numbers of all magnitudes. `special`: the same
-with NaN, and infinity where the type has it, among them."""
+with NaN, and infinity where the type has it, among them. `infinite`: positive ones with one infinity in each, so that
+without padding nothing inside the output is NaN, and what tiles compute beside it is: 0 * infinity."""
 
 Array = np.ndarray[Any, Any]
 
@@ -65,6 +66,11 @@ class MosaicCase:
         for index, shape in enumerate(shapes[2:], start=2):
             if shape.is_scalar:
                 arrays[index] = np.asarray(np.exp2(np.round(np.log2(arrays[index].astype(np.float32)))), np.float32)
+        if self.operands == "infinite":
+            for array in arrays[:2]:
+                positive = np.abs(array.astype(np.float32))
+                array[...] = np.where(positive > 0, positive, 1).astype(array.dtype)
+                array.reshape(-1)[rng.integers(array.size)] = np.inf
         if self.operands == "special":
             for array in arrays[: 1 if _dilates(self.call) else 2]:
                 _sprinkle(array, rng)
@@ -124,6 +130,17 @@ WINDOWS: dict[str, dict[str, Any]] = {
         "filter": (1, 1),
         "window": "{size=1x1 stride=2x2}",
     },
+    "one-row": {"image": (1, 52), "channels": 48, "features": 208, "filter": (1, 3)},
+    "one-column": {
+        "batch": 8,
+        "image": (32, 1),
+        "channels": 160,
+        "features": 48,
+        "filter": (7, 4),
+        "window": "{size=7x4 pad=0_-1x1_2 rhs_dilate=2x1}",
+    },
+    "one-pixel": {"batch": 3, "image": (1, 1), "channels": 64, "features": 80},
+    "stride-2-two-rows": {"image": (2, 19), "channels": 64, "window": "{size=3x3 stride=2x2 pad=1_1x1_1}"},
     "1-D": {"batch": 4, "image": (100,), "channels": 64, "filter": (5,)},
     "3-D": {"image": (3, 9, 8), "channels": 64, "filter": (1, 3, 3)},
     "NCHW": {"image": (12, 12), "channels": 64, "labels": "bf01_oi01->bf01"},
@@ -158,6 +175,21 @@ WINDOWS: dict[str, dict[str, Any]] = {
     "gradient-many-tiles": {"batch": 16, "image": (28, 28), "channels": 64, "features": 96, "window": GRADIENT_2},
 }
 ODD: dict[str, Any] = {"batch": 3, "image": (9, 10), "channels": 80, "features": 144}
+LONE: dict[str, tuple[Config, dict[str, Any]]] = {
+    # Tensors with one row, column or image, and consumers whose box starts beside it: Mosaic leaves such dimensions out
+    # of a copy, with where it starts.
+    "row": (Config(1, 2, 64, 64, 64, 8), {**WINDOWS["one-row"], "batch": 1}),
+    "row-promoted": (
+        Config(1, 2, 64, 32, 64, 8, promote=True),
+        {"image": (29,), "batch": 3, "channels": 320, "features": 320, "filter": (1,), "labels": "bf0_oi0->bf0"},
+    ),
+    "column": (Config(1, 64, 2, 32, 64, 8), {**WINDOWS["one-column"], "batch": 1}),
+    "column-promoted": (Config(4, 32, 1, 32, 128, 6, promote=True, splits=8), WINDOWS["one-column"]),
+    "image": (Config(2, 8, 8, 32, 64, 8), {"batch": 1, "image": (9, 10), "channels": 64, "features": 80}),
+    "pixel": (Config(128, 1, 1, 32, 64, 8), WINDOWS["one-pixel"]),
+    "row-of-a-phase": (Config(1, 2, 64, 64, 64, 8), {"batch": 1, "image": (1, 30), "window": GRADIENT_2}),
+}
+
 EXPLICIT: dict[str, tuple[Config, dict[str, Any]]] = {
     **{
         f"box-{n}x{h}x{w}": (
@@ -201,6 +233,7 @@ EXPLICIT: dict[str, tuple[Config, dict[str, Any]]] = {
             },
         }.items()
     },
+    **{f"lone-{name}": case for name, case in LONE.items()},
     **{
         f"promote-{features}-{pieces}-{splits}": (
             Config(1, 8, 16, features, 128, 3, promote=True, pieces=pieces, splits=splits, columns=32),
@@ -209,6 +242,15 @@ EXPLICIT: dict[str, tuple[Config, dict[str, Any]]] = {
         for features, pieces, splits in ((256, 2, 1), (192, 2, 1), (160, 1, 1), (128, 1, 3))
     },
 }
+
+INFINITE: dict[str, dict[str, Any]] = {
+    "1x1": {**ODD, "filter": (1, 1)},
+    "3x3": {**ODD, "window": "{size=3x3}"},
+    "stride-2": {**ODD, "channels": 64, "window": "{size=3x3 stride=2x2}"},
+    "splits": {**ODD, "window": "{size=3x3}", "config": Config(4, 2, 16, 64, 128, 4, splits=3)},
+    "pingpong": {**ODD, "window": "{size=3x3}", "config": Config(1, 8, 16, 128, 64, 4, columns=32, pingpong=True)},
+}
+"""No padding, tiles beside the output, and an infinity: amax must not see what lies there."""
 
 
 def _named() -> dict[str, MosaicCase]:
@@ -237,6 +279,9 @@ def _named() -> dict[str, MosaicCase]:
         graph = f"1:[f32]conv();2:[f32]invscale(1);3:[f32]{op}(2);4:[f32]amax(3);5:[bf16]scale(3);"
         add(f"op-{op}", graph, "random", **ODD)
         add(f"op-{op}-special", graph, "special", types=("f8e5m2", "f8e5m2"), **ODD)
+    seen = "1:[f32]conv();2:[f32]scale(1);3:[f32]amax(2);4:[bf16]relu(2);"
+    for name, window in INFINITE.items():
+        add(f"infinite-{name}", seen, "infinite", types=("f8e5m2", "f8e5m2"), **window)
     add("no-epilogue", "1:[bf16]conv();", **ODD)
     add(
         "fork", "1:[f32]conv();2:[f32]scale(1);3:[f32]max(2);4:[f32]min(3);5:[f32]scale(4);6:[f8e4m3fn]max(4,5);", **ODD

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -100,7 +101,13 @@ def filled_stages(geometry: Geometry, origin: Origin, view: Array, taps: Array) 
 
 
 def store(geometry: Geometry, stored: Array, view_by_phases: Array, start: Origin, part: Array) -> None:
-    """Stores what a consumer computed of a tile."""
+    """Stores what a consumer computed of a tile; `inside` says of each pixel whether that is somewhere."""
+    inside = geometry.inside(start, np.arange(geometry.config.warpgroup_pixels))
+    part[~inside.reshape(part.shape[:-1])] = np.inf
+    first = start.n, start.h, start.w
+    sizes = geometry.problem.batch, *geometry.sizes(start)
+    kept = [min(max(0, size - at), n) for size, at, n in zip(sizes, first, part.shape[:-1], strict=True)]
+    assert inside.sum() == math.prod(kept)
     if any(geometry.lone_starts(start)):
         return
     if not geometry.phased:

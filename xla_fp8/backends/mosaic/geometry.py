@@ -47,16 +47,16 @@ from xla_fp8.backends.mosaic.phases import Phases
 from xla_fp8.backends.mosaic.problem import Problem
 
 Index: TypeAlias = Any
-"""A Python int or a traced i32 scalar."""
+"""A Python int, a traced i32 scalar, or an array of either."""
 
 
 def _div(a: Index, b: Index) -> Index:
     """a // b for a >= 0. A traced `//` would round down with more instructions."""
-    return a // b if isinstance(a, int) else lax.div(a, b)
+    return a // b if isinstance(a, int | np.ndarray) else lax.div(a, b)
 
 
 def _rem(a: Index, b: Index) -> Index:
-    return a % b if isinstance(a, int) else lax.rem(a, b)
+    return a % b if isinstance(a, int | np.ndarray) else lax.rem(a, b)
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -302,6 +302,14 @@ class Geometry:
         n, rest = _div(m, th * tw), _rem(m, th * tw)
         h, w = _div(rest, tw), _rem(rest, tw)
         return Origin(n * c.tile_images, h * c.tile_height, w * c.tile_width, k * c.tile_features, split, phase)
+
+    def inside(self, origin: Origin, row: Index) -> Index:
+        """Whether row `row` of a consumer's share is a pixel of the output; its box starts at `origin`."""
+        _, height, width = self.warpgroup_box()
+        n, rest = _div(row, height * width), _rem(row, height * width)
+        h, w = _div(rest, width), _rem(rest, width)
+        height, width = self.sizes(origin)
+        return (n < self.problem.batch - origin.n) & (h < height - origin.h) & (w < width - origin.w)
 
     def lone_starts(self, origin: Origin) -> list[Index]:
         """Where a consumer's box starts, in dimensions in which a start other than 0 would be taken for 0.

@@ -493,12 +493,8 @@ class _Kernel:
 
     def rows_inside(self, origin: Origin) -> jax.Array:
         """Which rows of this consumer's half tile are pixels of the output."""
-        p, (_, height, width) = self.geometry.problem, self.geometry.warpgroup_box()
         row = plgpu.broadcasted_iota(jnp.int32, (self.config.warpgroup_pixels,), 0, layout=plgpu.Layout.WGMMA.reduce(1))
-        n, rest = lax.div(row, height * width), lax.rem(row, height * width)
-        h, w = lax.div(rest, width), lax.rem(rest, width)
-        height, width = self.geometry.sizes(origin)
-        inside: jax.Array = (n < p.batch - origin.n) & (h < height - origin.h) & (w < width - origin.w)
+        inside: jax.Array = self.geometry.inside(origin, row)
         return inside
 
     def largest(self, block: jax.Array, origin: Origin, first: int, inside: jax.Array | None) -> jax.Array:
