@@ -163,6 +163,8 @@ class Session:
         if not found:
             return
         report = [sys.executable, "benchmarks/validation_report.py", *map(str, found), "--command", command]
+        programs = [path for results in found if (path := results.with_name("hopper_jit.json")).exists()]
+        report += ["--programs", *map(str, programs)] if programs else []
         done = subprocess.run(report, cwd=ROOT, capture_output=True, text=True, check=False)
         (self.out / "validation.md").write_text(done.stdout or done.stderr)
         results = {}

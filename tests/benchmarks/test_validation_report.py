@@ -57,14 +57,42 @@ def test_the_page(report: ModuleType) -> None:
     page = report.render(report.load(reversed(LINES)), "python3 session.py --seconds 5")
     assert "4 tests ran, 1 failed, 1 were skipped; 2026-12-01 to 2026-12-02." in page
     assert "    python3 session.py --seconds 5\n" in page
-    assert page.count("- cuDNN 9.19.0, device 1 x NVIDIA H200\n") == 1
-    assert "| test_op | float8_e4m3fn | 2 | 0 | 0.08 | - | 3 | 97.00% |\n" in page
-    assert "| test_op | float32 | 2 | 0 | 0.01 | 0.5 | 2 | 100.00% |\n" in page
-    assert "| test_shape | - | 1 | 1 | - | - | - | - |\n" in page
+    assert page.count("- 1 x NVIDIA H200: cuDNN 9.19.0\n") == 1
+    assert "| op | float8_e4m3fn | 2 | 0 | 0.08 | - | 97.00% | 3 |\n" in page
+    assert "| op | float32 | 2 | 0 | 0.01 | 0.5 | - | - |\n" in page
+    assert "| shape | - | 1 | 1 | - | - | - | - |\n" in page
     assert "- `test_cudnn.py::test_shape[a|b]`: result 0 of a|b: 3 elements\n" in page
-    assert "## Failed in an earlier run and passed at last\n\n- `test_cudnn.py::test_op[relu]`\n" in page
-    assert "- `test_running.py::test_more`: Skipped: needs two GPUs\n" in page
+    assert "## Failed in an earlier run and passed at last\n\n- `test_cudnn.py::test_op[relu]`: it was wrong\n" in page
+    assert "- `test_running.py::test_more`: needs two GPUs\n" in page
     assert "test_threads`: over" not in page, "a test that ran is not listed as skipped"
+
+
+def test_what_is_known_of_a_failure_follows_it(report: ModuleType) -> None:
+    page = report.render(report.load(LINES), "x", notes={"shape[": "The test was wrong."})
+    assert "- `test_cudnn.py::test_shape[a|b]`: result 0 of a|b: 3 elements\n\n  The test was wrong.\n" in page
+
+
+def test_whole_programs_are_a_table(report: ModuleType) -> None:
+    fp8 = {"type": "float8_e4m3fn", "ok": True, "equal": 0.998, "norm": 0.003}
+    wide = {"type": "float32", "ok": False, "equal": 0.0, "norm": 0.04}
+    programs = {
+        "two results": {"ok": False, "kernels": 2, "results": [fp8, wide]},
+        "timed": {"ok": True, "us": 12.34},
+        "gone": {"ok": False, "error": "RuntimeError: no"},
+    }
+    page = report.render(report.load(LINES), "x", programs, {"two": "Why."})
+    assert "| two results | **failed** | 2 | 99.80% | 4.0e-02 | - |\n" in page
+    assert "| timed | ok | - | - | - | 12.3 us |\n" in page
+    assert "| gone | **failed**: RuntimeError: no | - | - | - | - |\n" in page
+    assert page.endswith("- `two results`\n\n  Why.\n\n- `gone`\n")
+
+
+def test_the_notes_are_of_tests_and_programs_that_exist(report: ModuleType) -> None:
+    sources = [*PATH.parents[1].glob("tests/hopper/*.py"), PATH.with_name("hopper_jit.py")]
+    text = "".join(path.read_text() for path in sources)
+    for name, note in json.loads(report.NOTES.read_text()).items():
+        assert name.partition("[")[0] in text
+        assert note.endswith(".")
 
 
 def test_without_failures_it_says_none(report: ModuleType) -> None:
