@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from xla_fp8.backends.mosaic.configs import CONSUMERS, Config
+from xla_fp8.backends.mosaic.configs import CONSUMERS, Config, shares_taps
 from xla_fp8.backends.mosaic.geometry import Geometry, Origin
 from xla_fp8.backends.mosaic.phases import phases_of
 from xla_fp8.backends.mosaic.problem import Problem
@@ -59,22 +59,27 @@ def implicit_gemm(geometry: Geometry, input: Array, filter: Array, blocks: int =
     # As the kernel stores it, 32 channels at a time: with phases, a view of rows and columns that were rounded up.
     stored = np.full(geometry.store_shape(32), np.nan).reshape(c.splits, *geometry.padded_output_shape(32))
     view_by_phases = stored.reshape(geometry.store_shape(32))
-    blocks = min(blocks, geometry.tiles)
+    blocks = geometry.blocks(blocks)
     for block in range(blocks):
         tiles = geometry.block_tiles(block, blocks)
         origins = [geometry.origin(block + i * blocks) for i in range(tiles)]
         steps = [stage for origin in origins for stage in filled_stages(geometry, origin, view, taps)]
+        if c.resident:  # what the first tile brought serves all
+            count = geometry.steps(origins[0])
+            steps = [(pixels, steps[number % count][1]) for number, (pixels, _) in enumerate(steps)]
         readers = [0] * len(steps)
         for consumer in range(CONSUMERS):
             first = consumer * geometry.passed_steps(origins[0])
             for n in range(geometry.consumer_tiles(tiles, consumer)):
                 i = geometry.consumer_tile(n, consumer)
                 half = c.warpgroup_pixels
-                mine = slice(0, half) if c.pingpong else slice(consumer * half, (consumer + 1) * half)
                 sums = np.zeros((half, c.tile_features))
                 for step in range(first, first + geometry.steps(origins[i])):
                     pixels, weights = steps[step]
-                    sums += pixels[mine] @ weights.T
+                    for tap in range(c.taps):
+                        for row, start, size in geometry.tap_rows(tap, consumer):
+                            assert start % 8 == 0, "not a whole group of the swizzled view"
+                            sums[row : row + size] += pixels[start : start + size] @ weights[tap].T
                     readers[step] += 1
                 part = sums.reshape(*geometry.warpgroup_box(), c.tile_features)
                 store(geometry, stored, view_by_phases, geometry.warpgroup_origin(origins[i], consumer), part)
@@ -85,7 +90,7 @@ def implicit_gemm(geometry: Geometry, input: Array, filter: Array, blocks: int =
 
 
 def filled_stages(geometry: Geometry, origin: Origin, view: Array, taps: Array) -> Iterator[tuple[Array, Array]]:
-    """What the producer copies for the steps of a tile: [pixels, channels] and [features, channels]."""
+    """What the producer copies for the steps of a tile: [pixels, channels] and [taps, features, channels]."""
     c = geometry.config
     for number in range(geometry.steps(origin)):
         step = geometry.step(number, origin)
@@ -94,10 +99,11 @@ def filled_stages(geometry: Geometry, origin: Origin, view: Array, taps: Array) 
         pixels = copy_box(
             view,
             (box.n, box.h, *middle[0], box.w, box.c),
-            (c.tile_images, c.tile_height, *middle[1], c.tile_width, c.tile_channels),
+            (c.tile_images, c.copied_height, *middle[1], c.tile_width, c.tile_channels),
         )
-        weights = copy_box(taps, (origin.k, step.tap, step.c), (c.tile_features, 1, c.tile_channels))
-        yield pixels.reshape(c.tile_pixels, -1), weights.reshape(c.tile_features, -1)
+        corners = [(origin.k, geometry.filter_tap(step, tap), step.c) for tap in range(c.taps)]
+        weights = [copy_box(taps, corner, (c.tile_features, 1, c.tile_channels))[:, 0] for corner in corners]
+        yield pixels.reshape(-1, c.tile_channels), np.stack(weights)
 
 
 def store(geometry: Geometry, stored: Array, view_by_phases: Array, start: Origin, part: Array) -> None:
@@ -245,6 +251,56 @@ def test_consumers_with_tiles_of_their_own(name: str, box: tuple[int, int, int])
         np.testing.assert_array_equal(
             implicit_gemm(geometry, input, filter, blocks), convolution(problem, input, filter)
         )
+
+
+SHARED_TAPS = {
+    "3x3": PROBLEMS["3x3"],
+    "odd sizes": PROBLEMS["odd sizes"],
+    "no padding": PROBLEMS["no padding"],
+    "much padding": PROBLEMS["much padding"],
+    "negative padding": PROBLEMS["negative padding"],
+    "5x2": Problem(3, 17, 19, 48, 80, 15, 19, taps=(5, 2), padding=(1, 0), dilation=(1, 2)),
+}
+
+
+@pytest.mark.parametrize("pingpong", [False, True], ids=["shared", "pingpong"])
+@pytest.mark.parametrize("box", [(1, 16, 8), (2, 8, 8), (1, 8, 32), (4, 4, 16)], ids=str)
+@pytest.mark.parametrize("name", SHARED_TAPS)
+def test_taps_of_a_column_share_one_copy(name: str, box: tuple[int, int, int], pingpong: bool) -> None:
+    problem = SHARED_TAPS[name]
+    rng = np.random.default_rng(5)
+    input = rng.integers(-4, 5, problem.input_shape).astype(np.float32)
+    filter = rng.integers(-4, 5, problem.filter_shape).astype(np.float32)
+    expected = convolution(problem, input, filter)
+    config = Config(*box, 32, 32, 4, pingpong=pingpong, taps=problem.taps[0])
+    assert shares_taps(problem, config)
+    blocks = -(-problem.channels // 32)
+    resident = dataclasses.replace(config, resident=math.prod(problem.taps) * blocks)
+    for tried in (config, resident):
+        np.testing.assert_array_equal(implicit_gemm(Geometry(problem, tried), input, filter), expected)
+
+
+@pytest.mark.parametrize("pingpong", [False, True], ids=["shared", "pingpong"])
+@pytest.mark.parametrize("name", ["3x3", "odd sizes", "stride 2, channel tail", "1x1", "1-D"])
+def test_a_filter_stays_for_all_tiles_of_a_block(name: str, pingpong: bool) -> None:
+    problem = PROBLEMS[name]
+    rng = np.random.default_rng(6)
+    input = rng.integers(-4, 5, problem.input_shape).astype(np.float32)
+    filter = rng.integers(-4, 5, problem.filter_shape).astype(np.float32)
+    tiles = math.prod(problem.taps) * -(-problem.channels // 32)
+    geometry = Geometry(problem, Config(1, 8, 16, 32, 32, 4, pingpong=pingpong, resident=tiles))
+    for blocks in (3, 7):
+        found = implicit_gemm(geometry, input, filter, blocks)
+        np.testing.assert_array_equal(found, convolution(problem, input, filter))
+
+
+def test_what_cannot_share_a_copy() -> None:
+    config = Config(2, 8, 8, 32, 32, 4, taps=3)
+    assert shares_taps(PROBLEMS["3x3"], config)
+    for bad in ({"tile_width": 4}, {"tile_images": 3}, {"tile_images": 1}, {"tile_images": 4, "tile_height": 4}):
+        assert not shares_taps(PROBLEMS["3x3"], dataclasses.replace(config, **bad)), bad
+    for name in ("1x1", "1-D", "stride 2", "dilation", "gradient of stride 2"):
+        assert not shares_taps(PROBLEMS[name], config), name
 
 
 def test_flattening_keeps_a_1x1_convolution_and_nothing_else() -> None:

@@ -40,6 +40,9 @@ _PROMOTED_REGISTERS = 192
 _THREADS = 128
 """Threads of a warpgroup."""
 
+MAX_BARRIERS = 32
+"""The most that one of Mosaic's arrays of barriers has."""
+
 CONSUMERS = 2
 """Warpgroups that multiply; one more copies."""
 
@@ -69,6 +72,10 @@ class Config:
         pingpong: each consumer has whole tiles of its own, every second one, and runs its epilogue while the other
             multiplies. Otherwise both share each tile, and the tensor core rests during their epilogues. For kernels
             without `promote`, where one consumer alone does not keep the tensor core busy.
+        taps: taps of a step: one, or all R of a column of the window, which then share one copy of the input. For
+            convolutions and tiles of which `shares_taps` holds.
+        resident: filter tiles (one tap and BK channels each) that stay in shared memory, as all tiles of a block have
+            the same output channels: all R * S * C / BK of them, or 0 where each step brings its own.
         splits: parts into which the reduction of each tile is cut, so that a small output keeps the whole machine busy.
             The kernel then stores f32 sums, and XLA adds them and runs the epilogue. Divides the number of steps.
     """
@@ -86,6 +93,8 @@ class Config:
     columns: int = 0
     side_slots: int = 4
     pingpong: bool = False
+    taps: int = 1
+    resident: int = 0
 
     @property
     def tile_pixels(self) -> int:
@@ -109,8 +118,23 @@ class Config:
         return self.tile_features // self.pieces
 
     @property
+    def copied_height(self) -> int:
+        """Rows of the input that a step copies for each image: with the halo of the taps that share them."""
+        return self.tile_height + self.taps - 1
+
+    @property
+    def copied_rows(self) -> int:
+        """Rows of BK bytes that a step copies: input pixels, and output channels for each tap."""
+        pixels = self.tile_images * self.copied_height * self.tile_width
+        return pixels if self.resident else pixels + self.taps * self.tile_features
+
+    @property
     def stage_bytes(self) -> int:
-        return (self.tile_pixels + self.tile_features) * self.tile_channels
+        return self.copied_rows * self.tile_channels
+
+    @property
+    def resident_bytes(self) -> int:
+        return self.resident * self.tile_features * self.tile_channels
 
     def __str__(self) -> str:
         tile = f"{self.tile_images}x{self.tile_height}x{self.tile_width}"
@@ -119,9 +143,11 @@ class Config:
         columns = f" columns {self.columns}" if self.columns else ""
         slots = f" slots {self.side_slots}" if self.side_slots != 4 else ""
         schedule = " pingpong" if self.pingpong else ""
+        taps = f" taps {self.taps}" if self.taps > 1 else ""
+        resident = f" resident {self.resident}" if self.resident else ""
         return (
             f"pixels {tile} features {self.tile_features} channels {self.tile_channels} "
-            f"stages {self.stages} delay {self.delay}{promote}{splits}{columns}{slots}{schedule}"
+            f"stages {self.stages} delay {self.delay}{promote}{splits}{columns}{slots}{schedule}{taps}{resident}"
         )
 
 
@@ -177,7 +203,25 @@ SUMS = Footprint(output_sizes=(4,))
 def shared_memory(config: Config, footprint: Footprint) -> int:
     """Bytes of shared memory that a config takes."""
     staging = (SUMS if config.splits > 1 else footprint).staging_bytes(config)
-    return config.stages * config.stage_bytes + staging + _BARRIERS
+    return config.stages * config.stage_bytes + config.resident_bytes + staging + _BARRIERS
+
+
+def shares_taps(problem: Problem, config: Config) -> bool:
+    """Whether the taps of a column of the window can share one copy of the input.
+
+    The rows of the product that tap r sees start r * TW rows further on in shared memory: that has to be a whole number
+    of groups of 8 rows, and a consumer's pixels of one image a whole number of the 64 rows of an instruction.
+    """
+    images = 1 if config.pingpong or config.tile_images == 1 else CONSUMERS
+    height = config.tile_height if config.pingpong or config.tile_images > 1 else config.tile_height // CONSUMERS
+    return (
+        problem.taps[0] > 1
+        and (problem.stride, problem.dilation[0], problem.base_dilation) == ((1, 1), 1, (1, 1))
+        and config.tile_width % 8 == 0
+        and height * config.tile_width % 64 == 0
+        and config.tile_images % images == 0
+        and height > 0
+    )
 
 
 def fits(config: Config, footprint: Footprint) -> bool:
@@ -190,6 +234,7 @@ def fits(config: Config, footprint: Footprint) -> bool:
         and max(config.tile_features, config.tile_height, config.tile_width, config.tile_images) <= MAX_COPY_EXTENT
         and config.delay < config.stages
         and not (config.pingpong and config.promote)
+        and config.resident // config.taps <= MAX_BARRIERS
     )
 
 

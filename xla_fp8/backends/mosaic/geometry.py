@@ -172,18 +172,18 @@ class Geometry:
     def steps(self, origin: Origin) -> Index:
         """Steps of the reduction of the tile at `origin`: of one split of it, where there are several."""
         r, s = self._taps(origin)
-        splits = self.config.splits
-        if splits == 1:
+        parts = self.config.splits * self.config.taps
+        if parts == 1:
             return r * s * self.channel_blocks
-        assert not self.phased, "a split reduction has one phase"
-        assert r * s * self.channel_blocks % splits == 0, self.config
-        return r * s * self.channel_blocks // splits
+        assert not self.phased, "a split reduction has one phase, and so has a filter whose taps share copies"
+        assert r * s * self.channel_blocks % parts == 0, self.config
+        return r * s * self.channel_blocks // parts
 
     @property
     def fewest_steps(self) -> int:
         """Of any tile."""
         r, s = (min(phase.taps for phase in along.phases) for along in self.problem.phases)
-        return r * s * self.channel_blocks // self.config.splits
+        return r * s * self.channel_blocks // (self.config.splits * self.config.taps)
 
     def _taps(self, origin: Origin) -> tuple[Index, Index]:
         r, s = (
@@ -330,6 +330,11 @@ class Geometry:
         )
         return [start for size, box, tile, start in dimensions if size == box == 1 and tile > 1]
 
+    def blocks(self, multiprocessors: int) -> int:
+        """How many blocks run: all tiles of one have the same output channels where its filter is resident."""
+        features = self.tile_counts[3] if self.config.resident else 1
+        return min(multiprocessors // features * features, self.tiles)
+
     # Who takes which tile. Block b of `blocks` takes every `blocks`-th, and fills its stages for them in this order.
 
     def block_tiles(self, block: Index, blocks: int) -> Index:
@@ -349,10 +354,12 @@ class Geometry:
         return self.steps(others) if self.config.pingpong else 0
 
     def step(self, number: Index, origin: Origin) -> Step:
-        """Step `number` of the reduction of the tile at `origin`. Channels vary fastest."""
+        """Step `number` of the reduction of the tile at `origin`: its first tap. Channels vary fastest."""
         if self.config.splits > 1:
             number = origin.split * self.steps(origin) + number
         tap, block = _div(number, self.channel_blocks), _rem(number, self.channel_blocks)
+        if self.config.taps > 1:
+            return Step(0, tap, tap, block * self.config.tile_channels)
         _, s = self._taps(origin)
         row, column = _div(tap, s), _rem(tap, s)
         if self.phased:
@@ -369,6 +376,27 @@ class Geometry:
         h, parity = _input_offset(self.row_phases, origin.phase[0], step.r)
         w, column = _input_offset(self.column_phases, origin.phase[1], step.s)
         return BoxStart(origin.n, origin.h + h, parity, origin.w + w, step.c + column * self.view_channels)
+
+    def filter_tap(self, step: Step, tap: int) -> Index:
+        """The number in the whole filter of tap `tap` of a step."""
+        return step.tap + tap * self.problem.taps[1]
+
+    def tap_rows(self, tap: int, warpgroup: Index) -> list[tuple[int, Index, int]]:
+        """Which rows in shared memory tap `tap` of a step sees from a consumer's pixels.
+
+        Returns:
+            Runs of rows, which follow one another in the accumulator: the first row there, the first row of the
+            copied box, and how many. One run, unless several images have a halo between them.
+        """
+        c = self.config
+        images, height, width = self.warpgroup_box()
+        if c.taps == 1:
+            return [(0, 0 if c.pingpong else warpgroup * c.warpgroup_pixels, c.warpgroup_pixels)]
+        copied = c.copied_height * width
+        first: Index = tap * width
+        if not c.pingpong:
+            first = warpgroup * (height * width if c.tile_images == 1 else images * copied) + first
+        return [(n * height * width, first + n * copied, height * width) for n in range(images)]
 
     def pixel(self, row: Index) -> tuple[Index, Index, Index]:
         """Image, row and column, within a tile, of row `row` of the matrix product."""

@@ -32,6 +32,7 @@ the output masked), and writes one number at its end, in turn; `jnp.max` over 2 
 from __future__ import annotations
 
 import functools
+import itertools
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -51,6 +52,9 @@ _PRODUCER = CONSUMERS
 
 _MAXIMA = 8
 """Columns in which a consumer keeps the largest values of each row: 8 is the least that the layout of sums has."""
+
+_MOST_IN_FLIGHT = 7
+"""The most groups that `wgmma` can leave in flight when it waits."""
 
 _PRODUCER_REGISTERS = 40
 _CONSUMER_REGISTERS = 232
@@ -87,7 +91,7 @@ def _run(
     geometry: Geometry, epilogue: Epilogue, blocks: int, input: jax.Array, filter: jax.Array, sides: Sequence[jax.Array]
 ) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
     problem = geometry.problem
-    blocks = min(blocks, geometry.tiles)
+    blocks = geometry.blocks(blocks)
     kernel = _Kernel(geometry, epilogue, blocks)
     shape = geometry.store_shape(kernel.columns)
     tensors = [
@@ -162,18 +166,22 @@ class _Kernel:
     def entry(self, input_type: Any, filter_type: Any, *gmem: Any) -> None:
         """Allocates shared memory and barriers, and runs the three warpgroups."""
         c = self.config
-        box = (c.tile_images, c.tile_height, c.tile_width)
+        box = (c.tile_images, c.copied_height, c.tile_width)
+        filters = c.resident // c.taps
         consumers = CONSUMERS * self.side_slots
         tensors, vectors = len(self.epilogue.tensors), len(self.epilogue.vectors)
         pl.run_scoped(
             functools.partial(self.run, gmem),
             input_smem=_two_views((c.stages,), box, c.tile_channels, input_type),
-            filter_smem=_two_views((c.stages,), (c.tile_features,), c.tile_channels, filter_type),
+            filter_smem=_two_views((filters or c.stages, c.taps), (c.tile_features,), c.tile_channels, filter_type),
             output_smem=[self.column_smem(self.staging_slots, dtype) for dtype in self.epilogue.output_dtypes],
             side_smem=[self.column_smem(self.side_slots, dtype) for dtype in self.epilogue.tensor_dtypes],
             vector_smem=[plgpu.SMEM((CONSUMERS, c.tile_features), jnp.float32) for _ in self.epilogue.vectors],
-            full=plgpu.Barrier(num_arrivals=2, num_barriers=c.stages * (CONSUMERS if c.pingpong else 1)),
+            full=plgpu.Barrier(
+                num_arrivals=1 if filters else 1 + c.taps, num_barriers=c.stages * (CONSUMERS if c.pingpong else 1)
+            ),
             empty=plgpu.Barrier(num_arrivals=1 if c.pingpong else CONSUMERS, num_barriers=c.stages),
+            filter_full=plgpu.Barrier(num_arrivals=c.taps, num_barriers=filters) if filters else None,
             side_full=plgpu.Barrier(num_arrivals=tensors, num_barriers=consumers) if tensors else None,
             vector_full=plgpu.Barrier(num_arrivals=vectors, num_barriers=CONSUMERS) if vectors else None,
             turn=plgpu.Barrier() if self.epilogue.amax_count else None,
@@ -196,6 +204,7 @@ class _Kernel:
         vector_smem: Any,
         full: Any,
         empty: Any,
+        filter_full: Any,
         side_full: Any,
         vector_full: Any,
         turn: Any,
@@ -210,12 +219,12 @@ class _Kernel:
         @pl.when(warpgroup == _PRODUCER)
         def _() -> None:
             plgpu.set_max_registers(_PRODUCER_REGISTERS, action="decrease")
-            self.produce(block_tiles, input_gmem, filter_gmem, input_flat, filter_flat, full, empty)
+            self.produce(block_tiles, input_gmem, filter_gmem, input_flat, filter_flat, full, empty, filter_full)
 
         @pl.when(warpgroup < _PRODUCER)
         def _() -> None:
             plgpu.set_max_registers(_CONSUMER_REGISTERS, action="increase")
-            multiply = functools.partial(self.multiply, warpgroup, input_tiled, filter_tiled, full, empty)
+            multiply = functools.partial(self.multiply, warpgroup, input_tiled, filter_tiled, full, empty, filter_full)
             sides = _Sides(self, warpgroup, side_gmem, side_smem, side_full, vector_smem, vector_full)
             self.consume(warpgroup, block_tiles, multiply, sides, result_gmem, output_smem, turn)
 
@@ -239,6 +248,7 @@ class _Kernel:
         filter_flat: Any,
         full: Any,
         empty: Any,
+        filter_full: Any,
     ) -> None:
         """Copies the operands of every step of every tile into the stages, in order, as they become free."""
         c, geometry = self.config, self.geometry
@@ -259,13 +269,22 @@ class _Kernel:
                 def _() -> None:
                     plgpu.barrier_wait(empty.at[stage])
 
-                rows = (pl.ds(box.n, c.tile_images), pl.ds(box.h, c.tile_height))
+                rows = (pl.ds(box.n, c.tile_images), pl.ds(box.h, c.copied_height))
                 parity = (box.parity,) if geometry.strided else ()
                 pixels = (*rows, *parity, pl.ds(box.w, c.tile_width), pl.ds(box.c, c.tile_channels))
                 ready = full.at[self.full_index(stage, consumer)]
                 plgpu.copy_gmem_to_smem(input_gmem.at[pixels], input_flat.at[stage], ready)
-                features = (pl.ds(origin.k, c.tile_features), step.tap, pl.ds(step.c, c.tile_channels))
-                plgpu.copy_gmem_to_smem(filter_gmem.at[features], filter_flat.at[stage], ready)
+
+                def copy_filter(slot: jax.Array, ready: Any) -> None:
+                    for tap in range(c.taps):
+                        rows = (pl.ds(origin.k, c.tile_features), geometry.filter_tap(step, tap))
+                        source = filter_gmem.at[(*rows, pl.ds(step.c, c.tile_channels))]
+                        plgpu.copy_gmem_to_smem(source, filter_flat.at[slot, tap], ready)
+
+                if c.resident:
+                    pl.when(i == 0)(lambda: copy_filter(j, filter_full.at[j]))
+                else:
+                    copy_filter(stage, ready)
 
             after: jax.Array = first + steps
             return after
@@ -276,7 +295,7 @@ class _Kernel:
         self,
         warpgroup: jax.Array,
         block_tiles: Index,
-        multiply: Callable[[jax.Array, Index], tuple[jax.Array, ...]],
+        multiply: Callable[[jax.Array, jax.Array, Index], tuple[jax.Array, ...]],
         sides: _Sides,
         result_gmem: Sequence[Any],
         output_smem: Sequence[Any],
@@ -288,6 +307,7 @@ class _Kernel:
 
         def tile(i: jax.Array, carry: tuple[jax.Array, Any, Any]) -> tuple[Any, ...]:
             first_step, maxima, factors = carry
+            first_tile = i == 0
             i = geometry.consumer_tile(i, warpgroup)
             whole = self.origin(i)
             origin = geometry.warpgroup_origin(whole, warpgroup)
@@ -295,7 +315,7 @@ class _Kernel:
             sides.fetch_vectors(origin)
             for column_block in range(min(self.side_slots, self.column_blocks)):
                 sides.fetch(origin, column_block)
-            pieces = multiply(first_step, steps)
+            pieces = multiply(first_tile, first_step, steps)
             inside = self.rows_inside(origin) if epilogue.amax_count and not geometry.covers_exactly else None
 
             sides.await_vectors()
@@ -333,31 +353,41 @@ class _Kernel:
         filter_tiled: Any,
         full: Any,
         empty: Any,
+        filter_full: Any,
+        first_tile: jax.Array,
         first_step: jax.Array,
         steps: Index,
     ) -> tuple[jax.Array, ...]:
         """The sum over all steps of a tile: f32 [BM / 2, BN], in `pieces` along BN.
 
         Args:
+            first_tile: whether it is the consumer's first.
             first_step: the ordinal of the tile's first step among all steps of the block.
             steps: of the tile; traced where it depends on the phase.
         """
         c = self.config
         shape = (c.warpgroup_pixels, c.piece_features)
-        mine = pl.ds(0 if c.pingpong else warpgroup * c.warpgroup_pixels, c.warpgroup_pixels)
+        runs = [self.geometry.tap_rows(tap, warpgroup) for tap in range(c.taps)]
+        # wgmma counts what it has in flight in groups: one for each run.
+        groups = sum(map(len, runs))
 
         def await_stage(j: jax.Array) -> tuple[jax.Array, jax.Array]:
             """Waits for the operands of step `j`; returns its ordinal among all steps of the block, and its stage."""
             ordinal = first_step + j
             stage = lax.rem(ordinal, c.stages)
             plgpu.barrier_wait(full.at[self.full_index(stage, warpgroup)])
+            if c.resident:
+                pl.when(first_tile)(lambda: plgpu.barrier_wait(filter_full.at[j]))
             return ordinal, stage
 
-        def start(accumulator: Any, stage: jax.Array, piece: int = 0) -> None:
-            """Starts the multiplication of one piece of a step."""
+        def start(accumulator: Any, j: jax.Array, stage: jax.Array, tap: int, piece: int = 0) -> None:
+            """Starts the multiplication of one tap and piece of step `j`."""
+            slot = j if c.resident else stage
             features = pl.ds(piece * c.piece_features, c.piece_features)
-            filter = filter_tiled.at[stage, features] if c.pieces > 1 else filter_tiled.at[stage]
-            plgpu.wgmma(accumulator, input_tiled.at[stage, mine], filter.transpose((1, 0)))
+            filter = filter_tiled.at[slot, tap, features] if c.pieces > 1 else filter_tiled.at[slot, tap]
+            for row, first, count in runs[tap]:
+                target = accumulator.at[pl.ds(row, count)] if len(runs[tap]) > 1 else accumulator
+                plgpu.wgmma(target, input_tiled.at[stage, pl.ds(first, count)], filter.transpose((1, 0)))
 
         def release(ordinal: jax.Array) -> None:
             plgpu.barrier_arrive(empty.at[lax.rem(ordinal, c.stages)])
@@ -366,8 +396,9 @@ class _Kernel:
             @pl.loop(0, steps)
             def _(j: jax.Array) -> None:
                 ordinal, stage = await_stage(j)
-                start(accumulator, stage)
-                plgpu.wgmma_wait(c.delay)
+                for tap in range(c.taps):
+                    start(accumulator, j, stage, tap)
+                plgpu.wgmma_wait(min(c.delay * groups, _MOST_IN_FLIGHT))
 
                 @pl.when(j >= c.delay)
                 def _() -> None:
@@ -382,19 +413,19 @@ class _Kernel:
 
             return accumulator[...]
 
-        def products(stage: jax.Array, piece: int, accumulator: Any) -> Any:
-            start(accumulator, stage, piece)
+        def products(j: jax.Array, stage: jax.Array, tap: int, piece: int, accumulator: Any) -> Any:
+            start(accumulator, j, stage, tap, piece)
             plgpu.wgmma_wait(0)
             return accumulator[...]
 
         def add_step(j: jax.Array, sums: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
             ordinal, stage = await_stage(j)
-            new = []
-            for piece, old in enumerate(sums):
-                step = pl.run_scoped(functools.partial(products, stage, piece), scope)
-                if piece == c.pieces - 1:
+            new = list(sums)
+            for tap, piece in itertools.product(range(c.taps), range(c.pieces)):
+                step = pl.run_scoped(functools.partial(products, j, stage, tap, piece), scope)
+                if (tap, piece) == (c.taps - 1, c.pieces - 1):
                     release(ordinal)
-                new.append(old + step)
+                new[piece] += step
             return tuple(new)
 
         scope = plgpu.WGMMAAccumulatorRef(shape, jnp.float32)
