@@ -69,8 +69,8 @@ _HOW_TO_READ = """\
 Most tests run one graph call through cuDNN on the GPU and compare it with `xla_fp8.backends.reference`, in f32 on the
 CPU: every element of every result must lie within the bound that [Numbers](numbers.md#on-a-tensor-core) derives. Tests
 of `jit` and of a sharded step compare whole programs by the norm of the error, which may be 2%. Those without a type of
-result compare bits, memory or messages; random graphs among them are such as cuDNN refuses, as it said without a device.
-A row is a test and a type of result, and has the worst of all its cases:
+result compare bits, memory or messages; random graphs among them are such as cuDNN has no plan for, as it said without
+a device. A row is a test and a type of result, and has the worst of all its cases:
 
 - **error**: the largest difference, relative to the largest value of that result.
 - **of the bound**: the largest error as a part of what is allowed; f32 results only, as others are rounded.

@@ -1,8 +1,8 @@
 """How far from the f32 reference a graph call may come out, element by element: a bound that no one tuned.
 
 An FP8 tensor core multiplies exactly and adds up inexactly: within one instruction every addend, and the sum so far, is
-aligned to the largest of them and cut off 13 bits behind its leading one (of Hopper the DeepSeek-V3 technical report says
-so, section 3.5.2: of 32 aligned products the highest 14 bits are added). Each of the n addends so loses less than
+aligned to the largest of them and cut off 13 bits behind its leading one (Hopper: DeepSeek-V3 technical report, section
+3.5.2: of 32 aligned products the highest 14 bits are added). Each of the n addends so loses less than
 `unit` times the largest magnitude, which for addends of random sign is about r = sqrt(sum of (x*w)^2). The losses too
 have random signs, so by Azuma's and Hoeffding's inequality their sum is beyond DEVIATIONS * unit * sqrt(n) * r with a
 probability of less than 1e-9. r^2 is a convolution of squares.

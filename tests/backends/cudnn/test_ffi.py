@@ -16,9 +16,11 @@ import pytest
 
 from xla_fp8.backends import call_text
 from xla_fp8.backends.cudnn import CudnnError, device_context, ffi, library, plans
+from xla_fp8.backends.cudnn.backend import CudnnBackend
 from xla_fp8.backends.cudnn.errors import CudnnUnsupportedError
 from xla_fp8.backends.example_calls import graph_call
 from xla_fp8.hlo.literal import numpy_dtype
+from xla_fp8.target import Target
 
 GRAPH = "1:[f32]conv();2:[f32]scale(1);3:[f32]bias(2);4:[f8e4m3fn]add(3);5:[bf16]amax(3);6:[bf16]copy(3);"
 
@@ -193,6 +195,18 @@ def test_plans_are_listed_once_and_built_once(fake: FakeCudnn) -> None:
 def test_without_a_name_the_first_that_builds_is_taken(fake: FakeCudnn) -> None:
     assert plans.DevicePlans(0).plan(TEXT).name == "eng1"
     assert fake.log == ["build eng0", "build eng1"]
+
+
+def test_a_plan_that_needs_too_much_workspace_is_passed_over(fake: FakeCudnn, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeGraph, "get_workspace_size", lambda graph: 300 - 100 * graph.current)
+    device = plans.DevicePlans(0)
+    assert device.plan(TEXT).name == "eng1"
+    assert device.plan(TEXT, workspace_limit=150).name == "eng2"
+    with pytest.raises(CudnnUnsupportedError, match="eng1 needs 200 bytes of workspace; the limit is 150"):
+        device.plan(TEXT, "eng1", workspace_limit=150)
+    monkeypatch.setattr(plans, "on_device", lambda ordinal: device)
+    backend, call, target = CudnnBackend(workspace_limit=150), call_text.decode(TEXT), Target.parse("h200")
+    assert [str(config) for config in backend.configs(call, target)] == ["eng2", "eng0", "eng1"]
 
 
 def test_what_does_not_build_says_why(fake: FakeCudnn) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from xla_fp8.backends import call_text
 from xla_fp8.backends.cudnn import ffi, library, plans
-from xla_fp8.backends.cudnn.errors import CudnnError, CudnnUnsupportedError
+from xla_fp8.backends.cudnn.errors import CudnnError
 from xla_fp8.backends.cudnn.support import support
 from xla_fp8.backends.protocol import Config, Implementation, No
 from xla_fp8.target import GraphCall, Target, Verdict, format_version
@@ -51,9 +51,11 @@ class CudnnBackend:
         return support(call, target)
 
     def configs(self, call: GraphCall, target: Target) -> Sequence[Config]:
-        """The plans that cuDNN proposes on the first GPU; the first is the one it prefers of those that build."""
+        """The plans that cuDNN proposes on the first GPU; the first is the one it prefers of those that
+        build within the limit."""
         device, text = plans.on_device(0), call_text.encode(call)
-        return tuple(map(Plan, dict.fromkeys((device.plan(text).name, *device.names(text)))))
+        preferred = device.plan(text, workspace_limit=self.workspace_limit).name
+        return tuple(map(Plan, dict.fromkeys((preferred, *device.names(text)))))
 
     def lower(self, call: GraphCall, config: Config) -> Implementation:
         """A JAX function of input, filter and side operands. Builds the plan, to know its workspace.
@@ -65,11 +67,7 @@ class CudnnBackend:
         """
         if not isinstance(config, Plan):
             raise CudnnError(f"a config of the cudnn backend is a Plan, not {config!r}")
-        built = plans.on_device(0).plan(call_text.encode(call), config.name)
-        if built.workspace > self.workspace_limit:
-            raise CudnnUnsupportedError(
-                f"plan {built.name} needs {built.workspace} bytes of workspace; the limit is {self.workspace_limit}"
-            )
+        built = plans.on_device(0).plan(call_text.encode(call), config.name, self.workspace_limit)
         return ffi.implementation(call, built.name, built.workspace)
 
     def settled(self, call: GraphCall, config: Config) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -55,20 +56,22 @@ class DevicePlans:
         with self._lock, device_context.current(self._ordinal):
             return tuple(dict.fromkeys(name for _, names in self._proposals(call) for name in names))
 
-    def plan(self, call: str, name: str = "") -> BuiltPlan:
+    def plan(self, call: str, name: str = "", workspace_limit: float = math.inf) -> BuiltPlan:
         """Builds a plan, once.
 
         Args:
             call: `call_text.encode` of a graph call.
-            name: one of `names`; "" for the first that builds.
+            name: one of `names`; "" for the first that builds and keeps to the limit.
+            workspace_limit: in bytes; what needs more is not taken.
 
         Raises:
-            CudnnUnsupportedError: there is no such plan, or it does not build.
+            CudnnUnsupportedError: there is no such plan, it does not build, or it needs more workspace.
         """
         with self._lock:
-            if (built := self._built.get((call, name))) is None:
+            built = self._built.get((call, name))
+            if built is None or built.workspace > workspace_limit:
                 with device_context.current(self._ordinal):
-                    built = self._build(call, name)
+                    built = self._build(call, name, workspace_limit)
                 self._built[call, name] = self._built[call, built.name] = built
             return built
 
@@ -122,7 +125,7 @@ class DevicePlans:
         graph.check_support()
         return graph
 
-    def _build(self, call: str, name: str) -> BuiltPlan:
+    def _build(self, call: str, name: str, workspace_limit: float) -> BuiltPlan:
         problems = []
         for mode, names in self._proposals(call):
             for index, candidate in enumerate(names):
@@ -131,9 +134,13 @@ class DevicePlans:
                 try:
                     graph = self._graph(call, mode)
                     graph.build_plan_at_index(index)
-                    return BuiltPlan(graph, candidate, int(graph.get_workspace_size()))
+                    workspace = int(graph.get_workspace_size())
                 except Exception as error:  # the front end has several classes of its own
                     problems.append(f"{candidate}: {one_line(error)}")
+                    continue
+                if workspace <= workspace_limit:
+                    return BuiltPlan(graph, candidate, workspace)
+                problems.append(f"{candidate} needs {workspace} bytes of workspace; the limit is {workspace_limit:.0f}")
         if not problems:
             raise CudnnUnsupportedError(f"cuDNN has no plan {name!r} for {call}")
         raise CudnnUnsupportedError(f"cuDNN cannot build a plan for {call}: {'; '.join(problems[:3])}")
