@@ -159,8 +159,9 @@ class CudnnFusedConvRewriter(Pass):
         ]
         if target.supports is not None:
             shapes = self._operand_shapes(operands, plan, shape, labels.output_feature_dimension)
+            groups, precision = call.feature_group_count, call.operand_precision
             verdict = target.supports(
-                GraphCall(plan.graph, shapes, tuple(output_shapes), call.window, labels, call.feature_group_count)
+                GraphCall(plan.graph, shapes, tuple(output_shapes), call.window, labels, groups, precision)
             )
             if not verdict.ok:
                 # A backend that names a rule could not run it; one that does not leaves the chain to XLA.

@@ -25,6 +25,8 @@ class GraphCall:
         graph: the graph behind the convolution.
         operand_shapes: input, filter, then the side operands.
         output_shapes: the output, then the aux outputs; no workspace.
+        operand_precision: of input and filter, as XLA writes it; empty is `default`. A backend whose sums lose bits
+            that f32 keeps must not lose them where `exact_sums` is set.
     """
 
     graph: Graph
@@ -33,6 +35,12 @@ class GraphCall:
     window: Window
     dim_labels: ConvolutionDimensionNumbers
     feature_group_count: int = 1
+    operand_precision: tuple[str, ...] = ()
+
+    @property
+    def exact_sums(self) -> bool:
+        """Whether the program asked for the highest precision of both operands: `precision=HIGHEST` in JAX."""
+        return self.operand_precision == ("highest", "highest")
 
 
 class Verdict(Protocol):

@@ -238,6 +238,14 @@ def test_a_call_survives_its_text(seed: int) -> None:
     assert str(call_text.decode(text).graph) == str(call.graph)
 
 
+def test_a_call_that_asks_for_exact_sums_is_tuned_by_itself() -> None:
+    exact = dataclasses.replace(CALL, operand_precision=("highest", "highest"))
+    assert call_text.encode(exact) != call_text.encode(CALL)
+    assert call_text.decode(call_text.encode(exact)).exact_sums
+    high = dataclasses.replace(CALL, operand_precision=("high", "high"))
+    assert call_text.encode(high) == call_text.encode(CALL)
+
+
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"graph":"1:[f32]conv()"}'])
 def test_text_that_is_no_call(text: str) -> None:
     with pytest.raises(call_text.CallTextError, match="not a graph call"):

@@ -212,6 +212,9 @@ def test_convenience_properties() -> None:
     assert instruction("y = pred[2] compare(x, x), direction=LT").comparison_direction == "LT"
     convolution = instruction("y = f32[2] convolution(x, x), feature_group_count=4")
     assert (convolution.feature_group_count, convolution.batch_group_count) == (4, 1)
+    assert convolution.operand_precision == ()
+    convolution = instruction("y = f32[2] convolution(x, x), operand_precision={highest, default}")
+    assert convolution.operand_precision == ("highest", "default")
     add = instruction("y = f32[2] add(x, x)")
     assert (add.operand(0).user_count, add.operand(0).use_count) == (1, 2)
 

@@ -18,7 +18,10 @@ class CallTextError(XlaFp8Error):
 
 
 def encode(call: GraphCall) -> str:
-    """`call` as compact JSON; equal calls give equal text. Layouts of the shapes are left out: cuDNN has its own."""
+    """`call` as compact JSON; equal calls give equal text.
+
+    Layouts of the shapes are left out, as cuDNN has its own, and so is a precision that changes no sum.
+    """
     fields = {
         "graph": str(call.graph),
         "operands": [shape.text_without_layout for shape in call.operand_shapes],
@@ -27,6 +30,8 @@ def encode(call: GraphCall) -> str:
         "dim_labels": str(call.dim_labels),
         "groups": call.feature_group_count,
     }
+    if call.exact_sums:
+        fields["precision"] = list(call.operand_precision)
     return json.dumps(fields, separators=(",", ":"))
 
 
@@ -42,6 +47,7 @@ def decode(text: str) -> GraphCall:
             Window.parse(fields["window"]),
             ConvolutionDimensionNumbers.parse(fields["dim_labels"]),
             int(fields["groups"]),
+            tuple(map(str, fields.get("precision", ()))),
         )
     except (ValueError, KeyError, TypeError, XlaFp8Error) as error:
         raise CallTextError(f"not a graph call: {error}: {text}") from error

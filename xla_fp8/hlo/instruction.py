@@ -225,6 +225,15 @@ class HloInstruction:
         return self._int("feature_group_count", 1)
 
     @property
+    def operand_precision(self) -> tuple[str, ...]:
+        """Of each operand of a dot or convolution: `default`, `high` or `highest`; JAX writes `precision` there.
+
+        Empty where there is none, which XLA takes for `default`.
+        """
+        text = self.attr("operand_precision") or "{}"
+        return tuple(part.strip() for part in text.strip("{} ").split(",") if part.strip())
+
+    @property
     def batch_group_count(self) -> int:
         return self._int("batch_group_count", 1)
 

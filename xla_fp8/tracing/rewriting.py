@@ -140,6 +140,7 @@ def _mark(module: hlo.HloModule) -> tuple[GraphCall, ...]:
                     instruction.window,
                     instruction.dim_labels,
                     instruction.feature_group_count,
+                    instruction.operand_precision,
                 )
             )
             for attribute in ("window", "dim_labels", "feature_group_count", "backend_config", "operand_precision"):

@@ -18,7 +18,7 @@ from xla_fp8.backends.example_calls import graph_call
 from xla_fp8.backends.fastest import FastestBackend
 from xla_fp8.backends.mosaic.backend import MosaicBackend, MosaicError
 from xla_fp8.backends.mosaic.configs import Config
-from xla_fp8.backends.protocol import Backend, No
+from xla_fp8.backends.protocol import Backend, Implementation, No
 from xla_fp8.backends.registry import backends_for, choose
 from xla_fp8.hlo.literal import numpy_dtype
 from xla_fp8.target import GraphCall, Target
@@ -240,7 +240,7 @@ def test_input_gradients_of_any_stride_lower_to_one_kernel(size: int, stride: in
     def gradient(dy: jax.Array, w: jax.Array, scale: jax.Array) -> jax.Array:
         x = jnp.zeros((2, image, image, 64))
         _, pull = jax.vjp(lambda x: forward(x, w.astype(jnp.float32)), x)
-        (dx,) = pull(dy.astype(jnp.float32) * scale)
+        dx: jax.Array = pull(dy.astype(jnp.float32) * scale)[0]
         return dx.astype(jnp.bfloat16)
 
     out = -(-image // stride)
@@ -268,11 +268,41 @@ def test_scan_and_vmap_lower_to_one_kernel() -> None:
 
 def test_the_same_program_lowers_to_the_same_text() -> None:
     """JAX's compilation cache finds it again in another process."""
-    jax.clear_caches()  # of what other tests have traced, whose source lines would be in the text
+    jax.clear_caches()  # type: ignore[no-untyped-call]  # what other tests have traced has other source lines
     first = text_for_cuda(layer, *ARGUMENTS)
-    jax.clear_caches()
+    jax.clear_caches()  # type: ignore[no-untyped-call]
     assert text_for_cuda(layer, *ARGUMENTS) == first
 
 
-def test_highest_precision_through_jit() -> None:
-    assert text_for_cuda(layer, *ARGUMENTS, backend=MosaicBackend("highest")) != text_for_cuda(layer, *ARGUMENTS)
+@dataclasses.dataclass(frozen=True)
+class Recording(MosaicBackend):
+    """Remembers the configs that it lowered."""
+
+    lowered: list[object] = dataclasses.field(default_factory=list, hash=False)
+
+    def lower(self, call: GraphCall, config: object) -> Implementation:
+        self.lowered.append(config)
+        return super().lower(call, config)
+
+
+@pytest.mark.parametrize("precision", ["default", "high", "highest"])
+def test_the_precision_of_the_convolution_is_that_of_the_kernel(precision: str) -> None:
+    def asking(x: jax.Array, w: jax.Array, scale: jax.Array) -> tuple[jax.Array, jax.Array]:
+        with jax.default_matmul_precision(precision):
+            return layer(x, w, scale)
+
+    backend = Recording(name=f"recording {precision}")
+    text_for_cuda(asking, *ARGUMENTS, backend=backend)
+    assert [config.promote for config in backend.lowered if isinstance(config, Config)] == [precision == "highest"]
+
+
+def test_only_the_highest_precision_of_both_operands_costs_time() -> None:
+    def promotes(*precision: str) -> bool:
+        asking = dataclasses.replace(call(), operand_precision=precision)
+        (promote,) = {config.promote for config in MosaicBackend().configs(asking, H200)}
+        return promote
+
+    assert promotes("highest", "highest")
+    assert not promotes()
+    assert not promotes("high", "high")
+    assert not promotes("highest", "default")
