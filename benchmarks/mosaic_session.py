@@ -623,12 +623,15 @@ class Inputs:
     rest: tuple[jax.Array, ...]
 
     @staticmethod
-    def of(case: Case, wide: bool = False) -> Inputs:
+    def of(case: Case, wide: bool = False, integers: bool = False) -> Inputs:
+        """Random; with `integers` small whole numbers, whose sums are exact and the same in any order."""
         key = jax.random.key(0)
         shapes = shapes_of(case)
 
         def random(number: int, shape: jax.ShapeDtypeStruct, scale: float = 1.0) -> jax.Array:
             values = jax.random.normal(jax.random.fold_in(key, number), shape.shape, jnp.bfloat16) * scale
+            if integers and number <= 100:
+                values = jnp.clip(jnp.round(values), -2, 2)
             values = values.astype(shape.dtype)
             return values.astype(jnp.bfloat16) if wide and shape.dtype.itemsize == 1 else values
 

@@ -1,11 +1,12 @@
-"""Schedules of the Mosaic kernel side by side on a Hopper GPU: consumers that share a tile, or have one each.
+"""Schedules of the Mosaic kernel side by side on a Hopper GPU: who works on a tile, and what a step copies.
 
     PYTHONPATH=. python3 benchmarks/mosaic_variants.py --out variants.json [--budget-seconds 120] [--only 64x64,7x7]
     PYTHONPATH=. python3 benchmarks/mosaic_variants.py --dry-run     # no GPU: lowers for cuda, measures nothing
 
-For each shape and epilogue the first config, in which both consumers share a tile, is the yardstick: the results of all
-others must equal its results bit for bit, as each output is the same sum in the same order (`same` in the table is the
-share that is equal); on the small shapes its own results are compared with the reference. `*` marks what runs where
+For each shape and epilogue the first config, in which both consumers share a tile and each step copies one tap, is the
+yardstick: the results of all others must equal its results bit for bit, as the operands are small whole numbers, whose
+sums are exact in any order (`same` in the table is the share that is equal); on the small shapes its own results are
+compared with the reference. `*` marks what runs where
 nothing is tuned. Times are device-bound, as in `mosaic_session.py`. A config that
 hangs is recorded, and the process starts over without it.
 """
@@ -14,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
-import dataclasses
 import json
 import math
 import pathlib
@@ -39,6 +39,10 @@ CASES: dict[str, tuple[tuple[int, ...], int, tuple[int, int], int, int]] = {
     "odd-many": ((16, 61, 59), 64, (3, 3), 208, 1),
     "odd-stride": ((16, 61, 123), 64, (3, 3), 208, 2),
     "64x64-256": ((32, 64, 64), 256, (3, 3), 256, 1),
+    "56x56-128": ((64, 56, 56), 128, (3, 3), 128, 1),
+    "56x56-128-s2": ((64, 56, 56), 128, (3, 3), 128, 2),
+    "56x56-64-256-1x1": ((64, 56, 56), 64, (1, 1), 256, 1),
+    "112x112-64-128": ((64, 112, 112), 64, (3, 3), 128, 1),
     "56x56-64": ((64, 56, 56), 64, (3, 3), 64, 1),
     "28x28-128": ((64, 28, 28), 128, (3, 3), 128, 1),
     "28x28-512-128-1x1": ((64, 28, 28), 512, (1, 1), 128, 1),
@@ -66,19 +70,17 @@ def case_of(name: str, epilogue: str) -> base.Case:
 
 
 def variants(problem: Problem, epilogue: Epilogue) -> Iterator[Config]:
-    """What the autotuner would time, and tiles of both schedules beside; first one that both consumers share.
-
-    Without splits: those sum in another order.
-    """
+    """What the autotuner would time, and the best guess of each kind beside; first the yardstick. Without splits."""
     footprint = epilogue.footprint
-    generated = [c for c in configs.generate(problem, footprint, limit=64) if c.splits == 1]
-    shared = [config for config in generated if not config.pingpong]
-    alone = [config for config in generated if config.pingpong]
-    yield shared[0]
-    yield from [c for c in configs.generate(problem, footprint) if c.splits == 1]
-    yield from shared[1:2]
-    for config in alone[:3]:
-        yield from (dataclasses.replace(config, delay=delay) for delay in (1, 2) if delay < config.stages - 1)
+    generated = [c for c in configs.generate(problem, footprint, limit=512) if c.splits == 1]
+    kinds: dict[tuple[bool, bool, bool], list[Config]] = {}
+    for config in generated:
+        kinds.setdefault((config.taps > 1, config.resident > 0, config.pingpong), []).append(config)
+    yield kinds[False, False, False][0]
+    yield from generated[:5]
+    for kind, found in kinds.items():
+        yield found[0]
+        yield from [config for config in found if config.tile_pixels != found[0].tile_pixels][: 1 if kind[0] else 0]
 
 
 def run(session: base.Session, name: str, epilogue: str) -> None:
@@ -98,7 +100,7 @@ def run(session: base.Session, name: str, epilogue: str) -> None:
         return
     keys = {config: f"{name}/{epilogue}/{config}" for config in chosen}
     chosen = [chosen[0], *(c for c in chosen[1:] if keys[c] not in session.entries)]
-    data = base.Inputs.of(case)
+    data = base.Inputs.of(case, integers=True)
     arguments = (data.inputs, *data.rest)
     futures = {}
     for config in chosen:

@@ -269,14 +269,15 @@ def _candidates(
 ) -> Iterator[tuple[Config, int]]:
     """Configs that fit, each with the rank of its box among those of the same size."""
     for pixels in (64, 128, 256):
-        boxes = list(enumerate(_boxes(problem, pixels)))
+        boxes = [*enumerate(_boxes(problem, pixels)), *((0, box) for box in _tap_boxes(problem, pixels))]
         sizes = itertools.product(boxes, _feature_tiles(problem.features), _channel_tiles(problem))
         for (rank, box), features, channels in sizes:
             bare = Config(*box, features, channels, stages=0, promote=promote)
             for shape in _schedules(problem, bare, multiprocessors):
-                config = _with_stages(shape, footprint)
-                if config is not None:
-                    yield config, rank
+                for copies in _copies(problem, shape, multiprocessors):
+                    config = _with_stages(copies, footprint)
+                    if config is not None:
+                        yield config, rank
 
 
 def _schedules(problem: Problem, bare: Config, multiprocessors: int) -> Iterator[Config]:
@@ -294,6 +295,20 @@ def _schedules(problem: Problem, bare: Config, multiprocessors: int) -> Iterator
             if config.accumulator_registers <= _PROMOTED_REGISTERS and not _spills(problem, config):
                 yield config
                 break
+
+
+def _copies(problem: Problem, bare: Config, multiprocessors: int) -> Iterator[Config]:
+    """Which copies a step makes: one box and one filter tile, fewer of the input, none of the filter."""
+    taps = problem.taps[0]
+    tiles = math.prod(problem.taps) * -(-problem.channels // bare.tile_channels)
+    for count in (1, taps) if shares_taps(problem, bare) and tiles // taps % bare.splits == 0 else (1,):
+        config = dataclasses.replace(bare, taps=count)
+        if count == 1 or tiles // taps // bare.splits >= 3:
+            yield config
+        column_blocks = -(-problem.features // bare.tile_features)
+        rounds = tile_count(problem, bare) / multiprocessors
+        if bare.splits == 1 and rounds > 1 and column_blocks <= multiprocessors and tiles // count <= MAX_BARRIERS:
+            yield dataclasses.replace(config, resident=tiles)
 
 
 def _with_stages(bare: Config, footprint: Footprint) -> Config | None:
@@ -349,6 +364,20 @@ def _boxes(problem: Problem, pixels: int) -> list[tuple[int, int, int]]:
     return [square] if square == wide else [square, wide]
 
 
+def _tap_boxes(problem: Problem, pixels: int) -> list[tuple[int, int, int]]:
+    """Boxes whose taps may share a copy: the one that computes and copies least."""
+    extents = [2**i for i in range(pixels.bit_length())]
+    boxes = [(pixels // (h * w), h, w) for h in extents for w in extents if h * w <= pixels]
+
+    def cost(box: tuple[int, int, int]) -> float:
+        n, h, w = box
+        sizes = ((problem.batch, n), (problem.out_height, h), (problem.out_width, w))
+        return math.prod(-(-size // extent) * extent for size, extent in sizes) * (1 + 0.2 * (problem.taps[0] - 1) / h)
+
+    able = [box for box in boxes if any(shares_taps(problem, Config(*box, 0, 0, 0, pingpong=p)) for p in (True, False))]
+    return sorted(able, key=lambda box: (cost(box), box))[:1]
+
+
 def _feature_tiles(features: int) -> list[int]:
     """Multiples of 32 up to 256 that waste the fewest output channels."""
     sizes = list(range(MIN_COLUMNS, 257, MIN_COLUMNS))
@@ -386,6 +415,9 @@ _LATENCY = 200
 
 _STEP_OVERHEAD, _PINGPONG_STEP_OVERHEAD = 230, 166
 """Cycles of a step of 128 channels in which nothing multiplies; and where only one consumer takes each step."""
+
+_TAP_OVERHEAD = 40
+"""Cycles of each further tap of a step."""
 
 _ELEMENT, _SIDE_BYTE, _SPECIAL = 0.051, 0.070, 0.024
 """Cycles of the epilogue for an output element, for a byte of a side tensor, for an exponential or reciprocal."""
@@ -426,7 +458,9 @@ def predicted_cycles(
     problem: Problem, config: Config, footprint: Footprint = Footprint(), multiprocessors: int = MULTIPROCESSORS
 ) -> float:
     """A model of the time of one config, in cycles; only its order counts."""
-    steps = math.prod(problem.taps) * -(-problem.channels // config.tile_channels) // config.splits
+    steps = math.prod(problem.taps) * -(-problem.channels // config.tile_channels) // (config.splits * config.taps)
+    if config.resident:
+        multiprocessors -= multiprocessors % -(-problem.features // config.tile_features)
     sums, epilogue = steps * _step_cycles(config), _epilogue_cycles(config, footprint)
     rounds = -(-tile_count(problem, config) // multiprocessors)
     if config.pingpong:
@@ -436,6 +470,7 @@ def predicted_cycles(
         busy = rounds * (sums + epilogue)
     memory = _memory_bytes(problem, config, footprint) / _MEMORY_BYTES
     kernel: float = _norm(_MEMORY_OVERLAP, busy, memory) + _LAUNCH_CYCLES + config.stage_bytes / _FILL_BYTES
+    kernel += config.resident_bytes / _COPY_BYTES
     if config.splits == 1:
         return kernel
     return kernel + _SECOND_PASS_CYCLES + 4 * config.splits * problem.pixels * problem.features / _SECOND_PASS_BYTES
@@ -449,15 +484,16 @@ def _norm(exponent: float, *values: float) -> float:
 
 def _step_cycles(config: Config) -> float:
     """Of one step: the slowest of tensor core, copy engine, and a copy's way divided by the copies in flight."""
-    multiply = config.tile_pixels * config.tile_features * config.tile_channels / _TENSOR_CORE
+    multiply = config.taps * config.tile_pixels * config.tile_features * config.tile_channels / _TENSOR_CORE
+    # Every 64 pixels x BN read both operands from shared memory, which takes longer than multiplying narrow tiles.
+    multiply *= max(1, 32 / config.piece_features + 0.5)
     if config.promote:
         wide = config.tile_features > config.tile_pixels
         multiply *= _WIDE_PROMOTE_SLOWDOWN if wide else _PROMOTE_SLOWDOWN
-    rows = config.tile_pixels + config.tile_features
-    copy = max(config.stage_bytes / _COPY_BYTES, rows / _COPY_ROWS)
+    copy = max(config.stage_bytes / _COPY_BYTES, config.copied_rows / _COPY_ROWS)
     in_flight = max(1, config.stages - 1 - (0 if config.promote else config.delay))
     overhead = _PINGPONG_STEP_OVERHEAD if config.pingpong else _STEP_OVERHEAD * config.tile_channels / 128
-    return max(multiply, copy, (_LATENCY + copy) / in_flight) + overhead
+    return max(multiply, copy, (_LATENCY + copy) / in_flight) + overhead + _TAP_OVERHEAD * (config.taps - 1)
 
 
 def _epilogue_cycles(config: Config, footprint: Footprint) -> float:

@@ -332,6 +332,7 @@ class Geometry:
 
     def blocks(self, multiprocessors: int) -> int:
         """How many blocks run: all tiles of one have the same output channels where its filter is resident."""
+        assert not (self.phased and self.config.resident), "the phases have different taps"
         features = self.tile_counts[3] if self.config.resident else 1
         return min(multiprocessors // features * features, self.tiles)
 
