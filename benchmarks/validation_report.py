@@ -87,13 +87,13 @@ equal elements of an FP8 result, **norm** the largest norm of an error, relative
 
 
 def render(
-    results: Results, command: str, programs: Mapping[str, Any] | None = None, notes: Mapping[str, str] | None = None
+    results: Results, command: str, programs: Sequence[Mapping[str, Any]] = (), notes: Mapping[str, str] | None = None
 ) -> str:
     """The page.
 
     Args:
-        command: what made the results.
-        programs: rows of benchmarks/hopper_jit.py, by name.
+        command: what made the results; a line for each run.
+        programs: rows of benchmarks/hopper_jit.py by name, of each run; the last counts.
         notes: what is known of a failure, by a part of the name of what failed.
     """
     tests, notes = results.tests, notes or {}
@@ -107,7 +107,7 @@ def render(
         f"{len(tests)} tests ran, {len(failed)} failed, {len(results.skipped)} were skipped; "
         f"{dates[0]} to {dates[-1]}.",
         "",
-        f"    {command}",
+        *(f"    {line}" for line in command.splitlines()),
         "",
         *environments(results),
         "",
@@ -128,8 +128,14 @@ def render(
     if results.skipped:
         text += ["", "## Skipped", "", *_listed(results.skipped, notes)]
     if programs:
-        text += ["", "## Whole programs", "", _PROGRAMS, "", *program_rows(programs)]
-        told = {name: "" for name, row in programs.items() if not row["ok"]}
+        last = {name: row for run in programs for name, row in run.items()}
+        text += ["", "## Whole programs", "", _PROGRAMS, "", *program_rows(last)]
+        told = {
+            name: "passed, and failed in an earlier run" if last[name]["ok"] else "failed"
+            for run in programs
+            for name, row in run.items()
+            if not row["ok"]
+        }
         text += ["", *_listed(told, notes)] if told else []
     return "\n".join(text) + "\n"
 
@@ -212,12 +218,13 @@ def _worst(numbers: Sequence[float], choose: Any, format_: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", type=Path, nargs="+")
-    parser.add_argument("--command", default="make validate")
+    parser.add_argument("--command", action="append", help="what made the results, once for each run")
     parser.add_argument("--programs", type=Path, nargs="+", default=[])
     arguments = parser.parse_args()
-    programs = {name: row for path in arguments.programs for name, row in json.loads(path.read_text()).items()}
+    programs = [json.loads(path.read_text()) for path in arguments.programs]
+    command = "\n".join(arguments.command or ["make validate"])
     lines = [line for path in arguments.results for line in path.read_text().splitlines()]
-    print(render(load(lines), arguments.command, programs, json.loads(NOTES.read_text())), end="")
+    print(render(load(lines), command, programs, json.loads(NOTES.read_text())), end="")
 
 
 if __name__ == "__main__":

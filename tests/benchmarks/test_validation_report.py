@@ -80,11 +80,14 @@ def test_whole_programs_are_a_table(report: ModuleType) -> None:
         "timed": {"ok": True, "us": 12.34},
         "gone": {"ok": False, "error": "RuntimeError: no"},
     }
-    page = report.render(report.load(LINES), "x", programs, {"two": "Why."})
+    earlier = {"timed": {"ok": False, "us": 1.0}}
+    page = report.render(report.load(LINES), "x\ny", [earlier, programs], {"two": "Why."})
+    assert "\n\n    x\n    y\n\n" in page
     assert "| two results | **failed** | 2 | 99.80% | 4.0e-02 | - |\n" in page
     assert "| timed | ok | - | - | - | 12.3 us |\n" in page
     assert "| gone | **failed**: RuntimeError: no | - | - | - | - |\n" in page
-    assert page.endswith("- `two results`\n\n  Why.\n\n- `gone`\n")
+    assert "- `timed`: passed, and failed in an earlier run\n" in page
+    assert page.endswith("- `two results`: failed\n\n  Why.\n\n- `gone`: failed\n")
 
 
 def test_the_notes_are_of_tests_and_programs_that_exist(report: ModuleType) -> None:
