@@ -19,11 +19,11 @@ from xla_fp8.backends.mosaic.problem import MAX_COPY_EXTENT, Problem
 MULTIPROCESSORS = 132
 """Of an H100 SXM or H200, where no device can be asked."""
 
-SHARED_MEMORY = 227 * 1024
-"""Bytes of shared memory that one block may use on Hopper."""
+SHARED_MEMORY = 227 * 1024 - 1
+"""Bytes of shared memory that one block may ask for on Hopper: the assembler takes one more for itself."""
 
-_BARRIERS = 1024
-"""Bytes kept for barriers and what the compiler adds."""
+_BARRIER = 8
+"""Bytes of a barrier."""
 
 _REDUCTION_SCRATCH = 2048
 """Bytes that Pallas takes for maxima over warps."""
@@ -136,6 +136,11 @@ class Config:
     def resident_bytes(self) -> int:
         return self.resident * self.tile_features * self.tile_channels
 
+    @property
+    def stage_barriers(self) -> int:
+        """Of a stage: one says that it is empty, and one to each consumer that takes it alone, or to both, that it is full."""
+        return 1 + (CONSUMERS if self.pingpong else 1)
+
     def __str__(self) -> str:
         tile = f"{self.tile_images}x{self.tile_height}x{self.tile_width}"
         promote = f" promote {self.pieces}" if self.promote else ""
@@ -193,7 +198,9 @@ class Footprint:
         outputs = self.staging_slots(config) * sum(self.output_sizes)
         sides = self.side_slots(config) * sum(self.side_sizes)
         vector = -(-4 * CONSUMERS * config.tile_features // _ALIGNMENT) * _ALIGNMENT
-        return column * (outputs + sides) + self.vectors * vector + self.amax * _REDUCTION_SCRATCH
+        barriers = CONSUMERS * (self.side_slots(config) * bool(self.side_sizes) + bool(self.vectors)) + self.amax
+        scratch = self.amax * _REDUCTION_SCRATCH + barriers * _BARRIER
+        return column * (outputs + sides) + self.vectors * vector + scratch
 
 
 SUMS = Footprint(output_sizes=(4,))
@@ -201,9 +208,10 @@ SUMS = Footprint(output_sizes=(4,))
 
 
 def shared_memory(config: Config, footprint: Footprint) -> int:
-    """Bytes of shared memory that a config takes."""
+    """Bytes of shared memory that a config takes, to the byte: `tests/backends/mosaic/test_lowering.py` compares."""
     staging = (SUMS if config.splits > 1 else footprint).staging_bytes(config)
-    return config.stages * config.stage_bytes + config.resident_bytes + staging + _BARRIERS
+    barriers = config.stages * config.stage_barriers + config.resident // config.taps
+    return config.stages * config.stage_bytes + config.resident_bytes + staging + barriers * _BARRIER
 
 
 def shares_taps(problem: Problem, config: Config) -> bool:
@@ -301,7 +309,9 @@ def _copies(problem: Problem, bare: Config, multiprocessors: int) -> Iterator[Co
     """Which copies a step makes: one box and one filter tile, fewer of the input, none of the filter."""
     taps = problem.taps[0]
     tiles = math.prod(problem.taps) * -(-problem.channels // bare.tile_channels)
-    for count in (1, taps) if shares_taps(problem, bare) and tiles // taps % bare.splits == 0 else (1,):
+    # In pieces, the sums of several taps spill.
+    sharing = bare.pieces == 1 and shares_taps(problem, bare) and tiles // taps % bare.splits == 0
+    for count in (1, taps) if sharing else (1,):
         config = dataclasses.replace(bare, taps=count)
         if count == 1 or tiles // taps // bare.splits >= 3:
             yield config
@@ -317,7 +327,8 @@ def _with_stages(bare: Config, footprint: Footprint) -> Config | None:
     for columns, side_slots in ((0, 4), (MIN_COLUMNS, 4), (MIN_COLUMNS, 2)):
         config = dataclasses.replace(bare, columns=columns, side_slots=side_slots)
         room = SHARED_MEMORY - shared_memory(config, footprint)
-        config = dataclasses.replace(config, stages=min(8, 768 // bare.tile_channels, room // bare.stage_bytes))
+        each = bare.stage_bytes + bare.stage_barriers * _BARRIER
+        config = dataclasses.replace(config, stages=min(8, 768 // bare.tile_channels, room // each))
         if config.stages >= 3 and fits(config, footprint) and (most is None or config.stages > most.stages):
             most = config
         if (most is not None and most.stages >= 4) or config.splits > 1:
