@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import dataclasses
 import json
 import math
 import pathlib
@@ -28,7 +29,7 @@ import numpy as np
 
 from benchmarks import mosaic_session as base
 from xla_fp8.backends.mosaic import configs
-from xla_fp8.backends.mosaic.configs import Config
+from xla_fp8.backends.mosaic.configs import Config, Footprint
 from xla_fp8.backends.mosaic.epilogue import Epilogue, epilogue_of
 from xla_fp8.backends.mosaic.problem import Problem, problem_of
 
@@ -80,7 +81,17 @@ def variants(problem: Problem, epilogue: Epilogue) -> Iterator[Config]:
     yield from generated[:5]
     for kind, found in kinds.items():
         yield found[0]
+        if kind[2] and not kind[1]:
+            yield from narrower(found[0], footprint)
         yield from [config for config in found if config.tile_pixels != found[0].tile_pixels][: 1 if kind[0] else 0]
+
+
+def narrower(config: Config, footprint: Footprint) -> Iterator[Config]:
+    """The same with an epilogue that takes less room, and more stages for it: for graphs with side tensors."""
+    for columns, slots in ((0, 1), (32, 2), (32, 1)) if footprint.side_sizes else ():
+        bare = dataclasses.replace(config, columns=columns, side_slots=slots, stages=0)
+        room = configs.SHARED_MEMORY - configs.shared_memory(bare, footprint)
+        yield dataclasses.replace(bare, stages=min(8, 768 // bare.tile_channels, room // bare.stage_bytes))
 
 
 def run(session: base.Session, name: str, epilogue: str) -> None:
