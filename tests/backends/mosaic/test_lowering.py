@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import pytest
+from jax.interpreters import mlir
 
 from xla_fp8.backends.example_calls import POINTWISE, TYPES, graph_call
 from xla_fp8.backends.mosaic.backend import MosaicBackend
-from xla_fp8.backends.mosaic.configs import Config
+from xla_fp8.backends.mosaic.configs import Config, shared_memory
+from xla_fp8.backends.mosaic.epilogue import Epilogue, epilogue_of
 from xla_fp8.hlo.literal import numpy_dtype
 from xla_fp8.target import GraphCall, Target
 
@@ -21,10 +25,12 @@ FULL = (
 )
 
 
-def lowered(call: GraphCall, config: Config | None = None, precision: Any = "default") -> str:
+def lowers(call: GraphCall, config: Config | None = None, precision: Any = "default") -> None:
+    """Lowers to one kernel, with results as the call has them, and with the shared memory that the model of it says."""
     backend = MosaicBackend(precision)
     assert backend.supports(call, H200).ok, backend.supports(call, H200).reason
-    function = backend.lower(call, config or backend.configs(call, H200)[0])
+    config = config or backend.configs(call, H200)[0]
+    function = backend.lower(call, config)
     shapes = [
         jax.ShapeDtypeStruct(shape.dimensions, numpy_dtype(shape.element_type))  # type: ignore[no-untyped-call]
         for shape in call.operand_shapes
@@ -33,9 +39,38 @@ def lowered(call: GraphCall, config: Config | None = None, precision: Any = "def
     assert [(r.shape, r.dtype) for r in results] == [
         (shape.dimensions, numpy_dtype(shape.element_type)) for shape in call.output_shapes
     ]
-    text = str(jax.jit(function).trace(*shapes).lower(lowering_platforms=("cuda",)).as_text())
-    assert text.count("custom_call @mosaic_gpu") == 1
-    return text
+    lowered = jax.jit(function).trace(*shapes).lower(lowering_platforms=("cuda",))
+    assert str(lowered.as_text()).count("custom_call @mosaic_gpu") == 1
+    epilogue = epilogue_of(call)
+    assert isinstance(epilogue, Epilogue)
+    assert shared_memory_of(lowered) == shared_memory(config, epilogue.footprint)
+
+
+def shared_memory_of(lowered: Any) -> int:
+    """Bytes that the kernel in a lowered program asks for at its launch."""
+
+    def operations(operation: Any) -> Iterator[Any]:
+        yield operation
+        for region in operation.regions:
+            for block in region.blocks:
+                for inner in block.operations:
+                    yield from operations(inner.operation)
+
+    (kernel,) = (
+        operation.attributes["mhlo.backend_config"]["module"].value_bytes
+        for operation in operations(lowered.compiler_ir("stablehlo").operation)
+        if operation.name == "stablehlo.custom_call" and "mosaic_gpu" in str(operation.attributes["call_target_name"])
+    )
+    context = mlir.make_ir_context()
+    context.allow_unregistered_dialects = True
+    with context:
+        text = str(mlir.ir.Module.parse(kernel).operation.get_asm(enable_debug_info=False))
+    launch = re.search(r"gpu\.launch\"\(([^)]*)\)", text)
+    assert launch is not None
+    *_, size = launch[1].split(", ")
+    value = re.search(rf"{size} = .*value = (\d+) : i32", text)
+    assert value is not None
+    return int(value[1])
 
 
 CONFIGS = {
@@ -64,17 +99,17 @@ CONFIGS = {
 @pytest.mark.parametrize("graph", [SCALE, FULL], ids=["scale", "full"])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_family_of_configs(name: str, graph: str) -> None:
-    lowered(graph_call(graph, batch=3, image=(17, 19), channels=160, features=176), CONFIGS[name])
+    lowers(graph_call(graph, batch=3, image=(17, 19), channels=160, features=176), CONFIGS[name])
 
 
 @pytest.mark.parametrize("op", POINTWISE)
 def test_every_op(op: str) -> None:
-    lowered(graph_call(f"1:[f32]conv();2:[f32]{op}(1);3:[f32]amax(2);4:[bf16]scale(2);", features=48))
+    lowers(graph_call(f"1:[f32]conv();2:[f32]{op}(1);3:[f32]amax(2);4:[bf16]scale(2);", features=48))
 
 
 @pytest.mark.parametrize("type", TYPES)
 def test_every_type_of_outputs_and_residuals(type: str) -> None:
-    lowered(graph_call(f"1:[f32]conv();2:[f32]scale(1);3:[{type}]add(2);", side=type, features=80))
+    lowers(graph_call(f"1:[f32]conv();2:[f32]scale(1);3:[{type}]add(2);", side=type, features=80))
 
 
 WINDOWS: dict[str, dict[str, Any]] = {
@@ -107,21 +142,21 @@ WINDOWS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", WINDOWS)
 @pytest.mark.parametrize("precision", ["default", "highest"])
 def test_every_kind_of_convolution(name: str, precision: Any) -> None:
-    lowered(graph_call(SCALE, **WINDOWS[name]), precision=precision)
+    lowers(graph_call(SCALE, **WINDOWS[name]), precision=precision)
 
 
 @pytest.mark.parametrize("precision", ["default", "highest"])
 @pytest.mark.parametrize("features", [80, 128])
 def test_the_whole_epilogue_of_a_strided_gradient(features: int, precision: Any) -> None:
     window = "{size=3x3 pad=1_2x1_1 lhs_dilate=2x2}"
-    lowered(graph_call(FULL, window=window, channels=160, features=features, image=(9, 12)), precision=precision)
+    lowers(graph_call(FULL, window=window, channels=160, features=features, image=(9, 12)), precision=precision)
 
 
 @pytest.mark.parametrize("precision", ["default", "highest"])
 @pytest.mark.parametrize("size", [(64, 7, 512), (2, 64, 320), (1, 8, 1280), (64, 56, 64)], ids=str)
 def test_the_first_config_of_shapes_in_use(size: tuple[int, int, int], precision: Any) -> None:
     batch, image, channels = size
-    lowered(
+    lowers(
         graph_call(SCALE, batch=batch, image=(image, image), channels=channels, features=channels), precision=precision
     )
 
@@ -131,4 +166,4 @@ def test_shared_memory_is_counted_as_pallas_counts_it() -> None:
     graph = "1:[f32]conv();2:[f32]channel_scale(1);3:[f32]bias(2);4:[f8e4m3fn]relu(3);5:[f32]amax(3);"
     call = graph_call(graph, batch=20, image=(3, 40), channels=256, features=32)
     for config in MosaicBackend().configs(call, H200):
-        lowered(call, config)
+        lowers(call, config)
