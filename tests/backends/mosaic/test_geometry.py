@@ -297,7 +297,13 @@ def test_a_filter_stays_for_all_tiles_of_a_block(name: str, pingpong: bool) -> N
 def test_what_cannot_share_a_copy() -> None:
     config = Config(2, 8, 8, 32, 32, 4, taps=3)
     assert shares_taps(PROBLEMS["3x3"], config)
-    for bad in ({"tile_width": 4}, {"tile_images": 3}, {"tile_images": 1}, {"tile_images": 4, "tile_height": 4}):
+    changes: tuple[dict[str, Any], ...] = (
+        {"tile_width": 4},
+        {"tile_images": 3},
+        {"tile_images": 1},
+        {"tile_images": 4, "tile_height": 4},
+    )
+    for bad in changes:
         assert not shares_taps(PROBLEMS["3x3"], dataclasses.replace(config, **bad)), bad
     for name in ("1x1", "1-D", "stride 2", "dilation", "gradient of stride 2"):
         assert not shares_taps(PROBLEMS[name], config), name

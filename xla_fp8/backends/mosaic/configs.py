@@ -138,7 +138,7 @@ class Config:
 
     @property
     def stage_barriers(self) -> int:
-        """Of a stage: one says that it is empty; one that it is full, to both consumers or to each that takes it alone."""
+        """Of a stage: one says that it is empty; one that it is full, or one to each consumer that takes it alone."""
         return 1 + (CONSUMERS if self.pingpong else 1)
 
     def __str__(self) -> str:
