@@ -12,11 +12,14 @@ TN x TH x TW pixels, moved by (r, s)::
          +-----------+          +-----------+
          | o o o o . |          | . o o o o |           . . . . . .        o: the box that is copied for the tile
          | o o o o . |    ->    | . o o o o |    ->     . . . . . .
-         | . . . . . |          | . . . . . |           . . o o o o        no halo is kept: each tap has its own copy,
+         | . . . . . |          | . . . . . |           . . o o o o        each tap has its own copy,
          +-----------+          +-----------+           . . o o o o        and L2 serves what neighbouring taps share
 
 so one TMA copy fetches it, and the copy engine writes zeros for what lies outside the tensor: padding, the cut tiles at
 the borders, the tail of the channels.
+
+With `taps` = R a step takes a column of the window instead: the box has R - 1 rows more, and tap r sees its rows from r
+on (`tap_rows`).
 
 With strides (SH, SW), neighbouring outputs see inputs SH rows apart. The input is then viewed as
 [N, H / SH, SH, W / SW, SW * C]: row h is (h // SH, h % SH), and column w the w // SW-th, at channel (w % SW) * C. For

@@ -21,6 +21,10 @@ a multiple of 8 pixels, because the copy's offset is split with // and % (a shif
 pixels). But rows of exactly BK bytes lie in the same order in both views, so shared memory is a RefUnion: flat and
 swizzled, in the shape of the box, for the copies; tiled, two-dimensional, for the tensor core and the registers.
 
+Fewer copies, where a config asks for it: the `taps` of a column of the window share the copied input, each of them a
+slice of whole 8-row groups (`Geometry.tap_rows`); a `resident` filter is copied for the first tile of a block alone,
+each part with a barrier that is awaited once.
+
 The epilogue goes over the tile in blocks of columns (output channels), each staged in shared memory and stored by TMA,
 which leaves out what lies outside the output. Side tensors come the same way, the first blocks asked for before the
 reduction.
