@@ -235,6 +235,22 @@ EXPLICIT: dict[str, tuple[Config, dict[str, Any]]] = {
     },
     **{f"lone-{name}": case for name, case in LONE.items()},
     **{
+        f"{name}-{kind}": (config, shape)
+        for name, config in {
+            "taps": Config(1, 16, 8, 64, 64, 3, columns=32, side_slots=2, taps=3),
+            "taps-images": Config(2, 8, 8, 64, 64, 3, columns=32, side_slots=2, taps=3),
+            "taps-pingpong": Config(4, 8, 8, 32, 32, 3, columns=32, side_slots=2, taps=3, pingpong=True),
+            "taps-promote": Config(2, 8, 8, 64, 64, 3, columns=32, side_slots=2, taps=3, promote=True),
+            "taps-split": Config(1, 16, 8, 64, 32, 3, taps=3, splits=3),
+            "resident": Config(1, 8, 16, 64, 32, 3, columns=32, side_slots=2, resident=27),
+            "resident-taps": Config(1, 8, 8, 64, 32, 3, columns=32, side_slots=2, taps=3, resident=27, pingpong=True),
+        }.items()
+        for kind, shape in {
+            "large": {"batch": 5, "image": (33, 40), "channels": 96, "features": 272},
+            "small": {"batch": 1, "image": (7, 9), "channels": 80, "features": 48},
+        }.items()
+    },
+    **{
         f"promote-{features}-{pieces}-{splits}": (
             Config(1, 8, 16, features, 128, 3, promote=True, pieces=pieces, splits=splits, columns=32),
             {"image": (17, 16), "channels": 256, "features": 320},
