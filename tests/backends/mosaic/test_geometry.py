@@ -280,6 +280,29 @@ def test_taps_of_a_column_share_one_copy(name: str, box: tuple[int, int, int], p
         np.testing.assert_array_equal(implicit_gemm(Geometry(problem, tried), input, filter), expected)
 
 
+def swizzled(address: Array, swizzle: int) -> Array:
+    """Where the copy engine puts a byte: 16-byte units of a row of `swizzle` bytes change places by bits 7 and up."""
+    return np.asarray(address ^ ((address >> 7 & (swizzle // 16 - 1)) << 4))
+
+
+@pytest.mark.parametrize("channels", [32, 64, 128])
+def test_a_tap_s_slice_of_the_tiled_view_holds_its_pixels(channels: int) -> None:
+    """The tensor core reads groups of 8 rows, each swizzled from its own start; a copy swizzles all by address."""
+    config = Config(2, 8, 8, 32, channels, 4, taps=3)
+    rows = config.tile_images * config.copied_height * config.tile_width
+    row, column = np.meshgrid(np.arange(rows), np.arange(channels), indexing="ij")
+    memory = np.empty(rows * channels, np.int64)
+    memory[swizzled(row * channels + column, channels)] = row * channels + column
+    geometry = Geometry(PROBLEMS["3x3"], config)
+    for tap, consumer in ((tap, consumer) for tap in range(3) for consumer in range(CONSUMERS)):
+        for _, first, count in geometry.tap_rows(tap, consumer):
+            group, line = np.divmod(np.arange(count), 8)
+            start = (first // 8 + group) * 8 * channels  # `Ref.at[ds(first, count)]` of a tiling by 8 rows
+            inner = swizzled(line[:, None] * channels + np.arange(channels), channels)
+            expected = row[first : first + count] * channels + np.arange(channels)
+            np.testing.assert_array_equal(memory[start[:, None] + inner], expected)
+
+
 @pytest.mark.parametrize("pingpong", [False, True], ids=["shared", "pingpong"])
 @pytest.mark.parametrize("name", ["3x3", "odd sizes", "stride 2, channel tail", "1x1", "1-D"])
 def test_a_filter_stays_for_all_tiles_of_a_block(name: str, pingpong: bool) -> None:
