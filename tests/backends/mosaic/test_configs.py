@@ -17,6 +17,7 @@ from xla_fp8.backends.mosaic.configs import (
     Footprint,
     fits,
     generate,
+    keeps_registers,
     shared_memory,
     shares_taps,
 )
@@ -138,6 +139,26 @@ def test_a_config_that_does_not_fit() -> None:
     )
     for bad in changes:
         assert not fits(dataclasses.replace(good, **bad), Footprint()), bad
+
+
+@pytest.mark.parametrize("promote", [False, True])
+@pytest.mark.parametrize("footprint", FOOTPRINTS)
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_no_config_runs_out_of_registers(name: str, footprint: str, promote: bool) -> None:
+    assert all(
+        keeps_registers(c, FOOTPRINTS[footprint]) for c in generate(PROBLEMS[name], FOOTPRINTS[footprint], promote)
+    )
+
+
+def test_where_the_assembler_ran_out_of_registers() -> None:
+    """By ptxas 13.5: bytes of a thread that went to memory."""
+    heavy = Footprint((1,), (2,), 1, True, special=2)
+    assert not keeps_registers(Config(1, 16, 16, 160, 64, 3), heavy)  # 112 to 120
+    assert not keeps_registers(Config(1, 8, 16, 256, 64, 3, promote=True, pieces=2), heavy)  # 32 to 56
+    assert not keeps_registers(Config(1, 8, 16, 160, 64, 3, promote=True, taps=3), Footprint())  # 256
+    assert keeps_registers(Config(1, 16, 16, 160, 64, 3), Footprint())
+    assert keeps_registers(Config(1, 8, 16, 256, 64, 3, promote=True, pieces=2), Footprint())
+    assert keeps_registers(Config(1, 16, 16, 160, 64, 3, splits=2), heavy), "the sums of a split have no epilogue"
 
 
 SILU_RESIDUAL = Footprint((1,), (2,), 1, special=2)

@@ -37,6 +37,10 @@ _ACCUMULATOR_REGISTERS = 168
 _PROMOTED_REGISTERS = 192
 """The same for accumulator and f32 sums together: the epilogue works on the sums alone."""
 
+_HEAVY_ACCUMULATOR_REGISTERS, _HEAVY_PROMOTED_SUMS, _SHARED_PROMOTED_REGISTERS = 144, 112, 112
+"""What registers hold beside more than the accumulator: of it beside an epilogue that reads vectors or tensors or has
+exponentials; of sums in f32 beside one; of both where a step has several taps."""
+
 _THREADS = 128
 """Threads of a warpgroup."""
 
@@ -232,6 +236,22 @@ def shares_taps(problem: Problem, config: Config) -> bool:
     )
 
 
+def keeps_registers(config: Config, footprint: Footprint) -> bool:
+    """Whether the assembler keeps a thread's numbers in registers, all but 40 bytes wherever it was tried (ptxas 13.5).
+
+    A config that fits runs without, but slower. What an epilogue reads and computes needs some beside the sums, and so
+    do the taps of a promoted step, multiplied one after the other: with 160 the assembler makes each wait for the last.
+    """
+    needed = SUMS if config.splits > 1 else footprint
+    heavy = bool(needed.side_sizes or needed.vectors or needed.special)
+    sums = config.warpgroup_pixels * config.tile_features // _THREADS
+    if not config.promote:
+        return not heavy or sums <= _HEAVY_ACCUMULATOR_REGISTERS
+    if config.taps > 1:
+        return config.accumulator_registers <= _SHARED_PROMOTED_REGISTERS
+    return not heavy or sums <= _HEAVY_PROMOTED_SUMS
+
+
 def fits(config: Config, footprint: Footprint) -> bool:
     """Whether the machine holds it."""
     return (
@@ -329,7 +349,8 @@ def _with_stages(bare: Config, footprint: Footprint) -> Config | None:
         room = SHARED_MEMORY - shared_memory(config, footprint)
         each = bare.stage_bytes + bare.stage_barriers * _BARRIER
         config = dataclasses.replace(config, stages=min(8, 768 // bare.tile_channels, room // each))
-        if config.stages >= 3 and fits(config, footprint) and (most is None or config.stages > most.stages):
+        able = config.stages >= 3 and fits(config, footprint) and keeps_registers(config, footprint)
+        if able and (most is None or config.stages > most.stages):
             most = config
         if (most is not None and most.stages >= 4) or config.splits > 1:
             break
