@@ -128,6 +128,20 @@ def store(geometry: Geometry, stored: Array, view_by_phases: Array, start: Origi
 
 
 def convolution(p: Problem, input: Array, filter: Array) -> Array:
+    """HLO's convolution in numpy: compiling one for every test would take most of their time."""
+    height, width = ((size - 1) * zeros + 1 for size, zeros in zip(input.shape[1:3], p.base_dilation, strict=True))
+    dilated = np.zeros((p.batch, height + 1, width + 1, p.channels), input.dtype)  # the last are the zeros outside
+    dilated[:, : -1 : p.base_dilation[0], : -1 : p.base_dilation[1]] = input
+    output = np.zeros(p.output_shape, input.dtype)
+    for r, s in np.ndindex(*p.taps):
+        h = np.arange(p.out_height) * p.stride[0] + r * p.dilation[0] - p.padding[0]
+        w = np.arange(p.out_width) * p.stride[1] + s * p.dilation[1] - p.padding[1]
+        h[(h < 0) | (h >= height)], w[(w < 0) | (w >= width)] = -1, -1
+        output += dilated[:, h[:, None], w] @ filter[:, r, s].T
+    return output
+
+
+def jax_convolution(p: Problem, input: Array, filter: Array) -> Array:
     inputs, outputs = (p.height, p.width), (p.out_height, p.out_width)
     sizes = [(size - 1) * zeros + 1 for size, zeros in zip(inputs, p.base_dilation, strict=True)]
     high = [
@@ -204,6 +218,15 @@ BOXES = [
     (1, 64, 2),
     (2, 1, 64),
 ]
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_the_convolution_that_the_others_compare_with(name: str) -> None:
+    problem = PROBLEMS[name]
+    rng = np.random.default_rng(0)
+    input = rng.integers(-4, 5, problem.input_shape).astype(np.float32)
+    filter = rng.integers(-4, 5, problem.filter_shape).astype(np.float32)
+    np.testing.assert_array_equal(convolution(problem, input, filter), jax_convolution(problem, input, filter))
 
 
 @pytest.mark.parametrize("name", PROBLEMS)

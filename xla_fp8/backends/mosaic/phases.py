@@ -18,6 +18,7 @@ have no tap at all (a 1x1 filter): its sums are 0.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 
 
@@ -68,6 +69,7 @@ class Phases:
         return max(phase.taps for phase in self.phases)
 
 
+@functools.lru_cache(maxsize=1024)
 def phases_of(outputs: int, taps: int, stride: int, dilation: int, padding: int, base_dilation: int) -> Phases:
     """The phases of one dimension of a convolution; one where the input is not dilated.
 
