@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import collections
 import concurrent.futures
+import fnmatch
 import itertools
 import json
 import os
@@ -55,7 +56,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="results, one JSON object a line; appended to")
     parser.add_argument("--seeds", default="0:1000", help="FIRST:END of the random cases")
     parser.add_argument("--only", default="", help="cases whose name contains this")
-    parser.add_argument("--names", default="", help="these cases alone, with commas; random-SEED among them")
+    parser.add_argument("--names", default="", help="cases of these names alone: patterns with *, and commas between")
     parser.add_argument("--seconds", type=float, default=270, help="no case starts later")
     parser.add_argument("--processes", type=int, default=12)
     parser.add_argument("--repeats", type=int, default=100, help="runs of each case, whose bits must be the same")
@@ -70,7 +71,8 @@ def all_names(arguments: argparse.Namespace) -> list[str]:
     first, end = map(int, arguments.seeds.split(":"))
     names = [*NAMED, *(f"random-{seed}" for seed in range(first, end))]
     if arguments.names:
-        return list(arguments.names.split(","))
+        patterns = arguments.names.split(",")
+        return [name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)]
     return [name for name in names if arguments.only in name]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.hopper import mosaic_check
+from tests.hopper import mosaic_check, mosaic_run
 from tests.hopper.mosaic_cases import FULL, NAMED, MosaicCase, random_case
 from xla_fp8.backends import reference
 from xla_fp8.backends.example_calls import graph_call
@@ -131,6 +132,18 @@ def test_special_operands_have_special_values() -> None:
         assert np.isnan(input).any()
         assert np.isinf(input.astype(np.float32)).any()
         assert np.isnan(filter).any() == (name == "plain-special")
+
+
+def test_chosen_cases() -> None:
+    arguments = argparse.Namespace(seeds="0:30", names="random-1?,lone-row*,odd", only="")
+    names = mosaic_run.all_names(arguments)
+    assert names == [
+        "odd",
+        "lone-row",
+        "lone-row-promoted",
+        "lone-row-of-a-phase",
+        *(f"random-{i}" for i in range(10, 20)),
+    ]
 
 
 @pytest.mark.slow
