@@ -18,7 +18,7 @@ from hypothesis.extra import numpy as hnp
 from jax import lax
 
 import xla_fp8
-from xla_fp8.quantization.algorithms import ALGORITHMS, Request, current_platform
+from xla_fp8.quantization.algorithms import Request, current_platform
 from xla_fp8.quantization.numerics import ScaleRule
 
 E4M3, E5M2 = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2
@@ -69,10 +69,12 @@ def normal(shape: tuple[int, ...], wide: Any = np.float32, size: float = 1.0) ->
     return np.asarray(RNG.normal(size=shape) * size).astype(wide)
 
 
+# Kernels are tested in tests/backends/quantize and tests/hopper: they take no empty tensors, which are among these.
+HERE = ["lax", "auto"]
 SHAPES = [(), (7,), (1000,), (33, 65), (2, 1, 5, 7), (0,), (0, 4, 2)]
 
 
-@pytest.mark.parametrize("algorithm", [algorithm.name for algorithm in ALGORITHMS])
+@pytest.mark.parametrize("algorithm", HERE)
 @pytest.mark.parametrize("dtype", [E4M3, E5M2])
 @pytest.mark.parametrize("wide", WIDE)
 @pytest.mark.parametrize("power_of_two", [False, True])
@@ -147,7 +149,7 @@ SPECIAL: dict[str, tuple[list[float], list[float], float]] = {
 
 
 @pytest.mark.parametrize("case", SPECIAL)
-@pytest.mark.parametrize("algorithm", [algorithm.name for algorithm in ALGORITHMS])
+@pytest.mark.parametrize("algorithm", HERE)
 def test_special_values(case: str, algorithm: str) -> None:
     x, data, scale = SPECIAL[case]
     q, amax = xla_fp8.quantize(np.float32(x), algorithm=algorithm, return_amax=True)
@@ -198,7 +200,7 @@ def test_eps() -> None:
 # Scales and amaxes that are given
 
 
-@pytest.mark.parametrize("algorithm", [algorithm.name for algorithm in ALGORITHMS])
+@pytest.mark.parametrize("algorithm", HERE)
 @pytest.mark.parametrize("dtype", [E4M3, E5M2])
 @pytest.mark.parametrize("wide", WIDE)
 def test_delayed_scaling_saturates_and_finds_the_amax(algorithm: str, dtype: Any, wide: Any) -> None:
@@ -239,7 +241,7 @@ def test_no_amax_is_looked_for_where_none_is_wanted() -> None:
 # Per channel
 
 
-@pytest.mark.parametrize("algorithm", [algorithm.name for algorithm in ALGORITHMS])
+@pytest.mark.parametrize("algorithm", HERE)
 @pytest.mark.parametrize("axis", [0, 1, -1, (0, 2), (2, 1, 0)])
 @pytest.mark.parametrize("power_of_two", [False, True])
 def test_a_scale_for_each_channel(algorithm: str, axis: Any, power_of_two: bool) -> None:
@@ -263,7 +265,7 @@ def test_channel_scales_may_be_given_short_or_in_full() -> None:
 # Layouts
 
 
-@pytest.mark.parametrize("algorithm", [algorithm.name for algorithm in ALGORITHMS])
+@pytest.mark.parametrize("algorithm", HERE)
 @pytest.mark.parametrize("shape", [(4, 7), (2, 3, 5), (1, 1), (2, 0, 3)])
 @pytest.mark.parametrize("options", [{}, {"scale": 0.1}, {"axis": 0}], ids=str)
 def test_layouts(algorithm: str, shape: tuple[int, ...], options: Any) -> None:
@@ -361,7 +363,12 @@ def test_axis_name_under_vmap() -> None:
         (np.ones(3, E4M3), {}, r"not float8_e4m3fn"),
         (np.ones(3, np.float32), {"dtype": jnp.float16}, "float8_e4m3fn or float8_e5m2, not to float16"),
         (np.ones(3, np.float32), {"dtype": jnp.float8_e4m3fnuz}, "not to float8_e4m3fnuz"),
-        (np.ones(3, np.float32), {"algorithm": "atomic"}, "no algorithm 'atomic': expected auto, lax"),
+        (
+            np.ones(3, np.float32),
+            {"algorithm": "fast"},
+            "no algorithm 'fast': expected auto, lax, atomic, reduction, single_pass",
+        ),
+        (np.ones(0, np.float32), {"algorithm": "atomic"}, "'atomic' cannot quantize this: .*; algorithm='auto' can"),
         (np.ones(3, np.float32), {"layout": "column"}, "no layout 'column': expected row, transposed, both"),
         (np.ones(3, np.float32), {"layout": "both"}, r"last two dimensions, and x has shape \[3\]"),
         (np.ones(3, np.float32), {"axis": 1}, "axis=1: the tensor has 1 dimensions"),

@@ -1,20 +1,25 @@
 """The algorithms that make FP8 tensors, by name, and which one is taken: the seam for device kernels.
 
 `Lax` defines the numbers. Every other algorithm gives the same bits; it may only be faster. Device kernels live in a
-layer below and import nothing from here: a request brings its arithmetic along (`request.rule`).
+layer below, `xla_fp8.backends.quantize`, and import nothing from here: a request brings its arithmetic along
+(`request.rule`).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from xla_fp8.backends.protocol import Yes
+from xla_fp8.backends.quantize.atomic import Atomic
+from xla_fp8.backends.quantize.choice import fastest
+from xla_fp8.backends.quantize.reduction import Reduction
+from xla_fp8.backends.quantize.single_pass import SinglePass
 from xla_fp8.backends.registry import platform_name
 from xla_fp8.quantization.errors import QuantizationError
 from xla_fp8.quantization.numerics import ScaleRule, amax_of
@@ -100,12 +105,11 @@ class Lax:
         )
 
 
-ALGORITHMS: tuple[Algorithm, ...] = (Lax(),)
-"""Fastest first, as "auto" asks them."""
+ALGORITHMS: tuple[Algorithm, ...] = (Lax(), Atomic(), Reduction(), SinglePass())
 
 
 def choose(name: str, request: Request) -> Algorithm:
-    """The algorithm of that name; for "auto" the first that can.
+    """The algorithm of that name; for "auto" the fastest that can.
 
     Raises:
         QuantizationError: there is none of that name, or it cannot do this.
@@ -118,7 +122,7 @@ def choose(name: str, request: Request) -> Algorithm:
         if not verdict.ok:
             raise QuantizationError(f"algorithm {name!r} cannot quantize this: {verdict.reason}; algorithm='auto' can")
         return known[name]
-    return next(algorithm for algorithm in ALGORITHMS if algorithm.supports(request).ok)
+    return known[fastest(request) or "lax"]
 
 
 def run(name: str, request: Request, x: jax.Array, given: jax.Array | None) -> Outcome:
@@ -129,7 +133,26 @@ def run(name: str, request: Request, x: jax.Array, given: jax.Array | None) -> O
 
 @functools.partial(jax.jit, static_argnums=(0, 1), inline=True)  # outside of any jit too, it is a few kernels
 def _run(algorithm: Algorithm, request: Request, x: jax.Array, given: jax.Array | None) -> Outcome:
-    return algorithm.run(request, x, given)
+    if isinstance(algorithm, Lax):
+        return algorithm.run(request, x, given)
+    return _run_kernels(algorithm, request, x, given)
+
+
+def _run_kernels(algorithm: Algorithm, request: Request, x: jax.Array, given: jax.Array | None) -> Outcome:
+    """Under vmap it is Lax: a batch of kernels would have to wait at their barriers all at once."""
+
+    @jax.custom_batching.custom_vmap
+    def run(x: jax.Array, given: jax.Array | None) -> Outcome:
+        return algorithm.run(request, x, given)
+
+    @run.def_vmap
+    def _(size: int, is_batched: Any, x: jax.Array, given: jax.Array | None) -> tuple[Outcome, Any]:
+        axes = jax.tree.map(lambda batched: 0 if batched else None, tuple(is_batched))
+        outcome: Outcome = jax.vmap(functools.partial(Lax().run, request), axes, axis_size=size)(x, given)
+        return outcome, jax.tree.map(lambda _: True, outcome)
+
+    outcome: Outcome = run(x, given)
+    return outcome
 
 
 def current_platform() -> str:
