@@ -266,6 +266,7 @@ def test_scan_and_vmap_lower_to_one_kernel() -> None:
         assert "stablehlo.convolution" not in text
 
 
+@pytest.mark.skipif(jax.__version_info__[:2] == (0, 11), reason="JAX 0.11 numbers the kernels of a process")
 def test_the_same_program_lowers_to_the_same_text() -> None:
     """JAX's compilation cache finds it again in another process."""
     jax.clear_caches()  # type: ignore[no-untyped-call]  # what other tests have traced has other source lines
