@@ -1,10 +1,10 @@
-"""The dequantization behind an operand of a convolution: which FP8 tensor it is, its scales, what moves its elements.
+"""The dequantization behind an operand of a convolution or dot: its FP8 tensor, its scales, what moves its elements.
 
     convert(x8) * x_scale → transpose → reverse → convolution
 
-Transposes, reshapes, reversals, slices and zero padding move elements and commute with a convert and a scalar scale; so
-they can be applied to the FP8 tensor (a quarter of the bytes) and the scales can move behind the convolution, which is
-linear in each operand.
+Transposes, reshapes, broadcasts, reversals, slices and zero padding move elements and commute with a convert and a
+scalar scale; so they can be applied to the FP8 tensor (a quarter of the bytes) and the scales can move behind the
+convolution, which is linear in each operand.
 """
 
 from __future__ import annotations
@@ -58,11 +58,14 @@ class Dequantized:
         return value
 
 
-def find_dequantized(operand: HloInstruction, channel: int | None = None) -> Dequantized | Refusal:
+def find_dequantized(
+    operand: HloInstruction, channel: int | None = None, of: str = "convolution"
+) -> Dequantized | Refusal:
     """Follows the chain from a convolution's operand up to its FP8 tensor.
 
     Args:
         channel: the operand's dimension along which a vector of scales may run (a filter's output features).
+        of: what it is an operand of, in the words of a refusal.
     """
     moves: list[HloInstruction] = []
     scales: list[Scale] = []
@@ -71,7 +74,7 @@ def find_dequantized(operand: HloInstruction, channel: int | None = None) -> Deq
         shape = current.shape
         if not shape.is_array or shape.is_dynamic:
             return _refusal(
-                "dynamic-shape", current, "has a dynamic shape", "give the operands of the convolution static shapes"
+                "dynamic-shape", current, "has a dynamic shape", f"give the operands of the {of} static shapes"
             )
         if shape.element_type in FP8_TYPES:
             return Dequantized(current, tuple(moves), tuple(reversed(scales)))
@@ -79,20 +82,20 @@ def find_dequantized(operand: HloInstruction, channel: int | None = None) -> Deq
             return _refusal(
                 "fp8-type",
                 current,
-                f"is {shape.element_type}, which no FP8 convolution on the GPU takes",
+                f"is {shape.element_type}, which no FP8 {of} on the GPU takes",
                 "quantize to float8_e4m3fn or float8_e5m2",
             )
         if shape.element_type not in WIDE_TYPES:
             return _refusal(
                 "wide-type",
                 current,
-                f"computes in {shape.element_type}; the fused convolution computes in f32",
+                f"computes in {shape.element_type}; the fused {of} computes in f32",
                 "dequantize to float32, bfloat16 or float16",
             )
         if current.opcode == "convert":
             current = current.operand(0)
         elif current.opcode in ("multiply", "divide"):
-            step = _scale_step(current, channel)
+            step = _scale_step(current, channel, of)
             if isinstance(step, Refusal):
                 return step
             scale, current = step
@@ -114,9 +117,9 @@ def find_dequantized(operand: HloInstruction, channel: int | None = None) -> Deq
             return _refusal(
                 "not-dequantized",
                 current,
-                "stands between the FP8 tensor and the convolution and is not part of a dequantization "
-                "(convert, multiply or divide by a scale, transpose, reshape, reverse, slice, zero padding)",
-                "apply it before quantizing, or after the convolution",
+                f"stands between the FP8 tensor and the {of} and is not part of a dequantization "
+                "(convert, multiply or divide by a scale, transpose, reshape, broadcast, reverse, slice, zero padding)",
+                f"apply it before quantizing, or after the {of}",
             )
     return _refusal("too-deep", operand, f"has more than {_MAX_DEPTH} steps to its FP8 tensor", "shorten the chain")
 
@@ -141,7 +144,7 @@ def fed_by_fp8(instruction: HloInstruction, limit: int = 200) -> bool:
     return False
 
 
-def _scale_step(instruction: HloInstruction, channel: int | None) -> tuple[Scale, HloInstruction] | Refusal:
+def _scale_step(instruction: HloInstruction, channel: int | None, of: str) -> tuple[Scale, HloInstruction] | Refusal:
     """The scale of a multiply or divide, and the operand that is scaled."""
     inverse = instruction.opcode == "divide"
     left, right = instruction.operands
@@ -159,7 +162,9 @@ def _scale_step(instruction: HloInstruction, channel: int | None) -> tuple[Scale
             "scale-not-scalar",
             instruction,
             f"scales by a vector along dimension {vectors[0].dimension}",
-            "use one scale for the whole tensor; a filter may have one scale for each output channel, multiplied",
+            "use one scale for the whole tensor; a filter may have one scale for each output channel, multiplied"
+            if of == "convolution"
+            else f"use one scale for the whole tensor; one for each row or column can be applied after the {of}",
         )
     return _refusal(
         "scale-not-scalar",
@@ -169,7 +174,7 @@ def _scale_step(instruction: HloInstruction, channel: int | None) -> tuple[Scale
     )
 
 
-_PLAIN_MOVES = ("transpose", "reshape", "reverse", "copy", "slice", "bitcast")
+_PLAIN_MOVES = ("transpose", "reshape", "broadcast", "reverse", "copy", "slice", "dynamic-slice", "bitcast")
 
 
 def _is_move(instruction: HloInstruction) -> bool:
@@ -203,7 +208,7 @@ def _apply_move(move: HloInstruction, value: HloInstruction) -> HloInstruction:
     if move.opcode in ("reshape", "bitcast") and move.shape.dimensions == value.shape.dimensions:
         return value
     shape = move.shape.with_element_type(value.shape.element_type)
-    operands = [value]
+    operands = [value, *move.operands[1:]] if move.opcode == "dynamic-slice" else [value]
     if move.opcode == "pad":
         operands.append(computation.create("constant", Shape(value.shape.element_type), payload="0"))
     attributes = {k: v for k, v in move.attributes.items() if k not in ("metadata", "backend_config")}

@@ -86,7 +86,7 @@ class Epilogue:
 
 
 class EpilogueCapture:
-    """Captures what follows one convolution.
+    """Captures what follows one convolution; a subclass says what else may be captured, and what follows a dot.
 
     Args:
         result: the convolution's value (element 0 of the custom call).
@@ -95,6 +95,9 @@ class EpilogueCapture:
         order: position of every instruction of the computation, operands before users.
         extended: whether ops of the extended dialect may be used.
     """
+
+    kind = "convolution"
+    """What is fused, in the words of a refusal."""
 
     def __init__(
         self,
@@ -347,7 +350,7 @@ class EpilogueCapture:
                     "missing-clamp",
                     instruction,
                     f"converts to {type_} without a clamp: values beyond {largest:g} become NaN or infinity, where the "
-                    "fused convolution saturates",
+                    f"fused {self.kind} saturates",
                     f"clamp first: jnp.clip(y, -{largest:g}, {largest:g}).astype(...)",
                 )
             return None
@@ -484,7 +487,7 @@ class EpilogueCapture:
             name = escaping[0].name
             return Refusal(
                 "cycle",
-                f"{name} is a result of the convolution and feeds an operand of {described(output.instruction)}: "
+                f"{name} is a result of the {self.kind} and feeds an operand of {described(output.instruction)}: "
                 "fusing both would make a cycle",
                 "use delayed scaling: the scale of this step computed from an amax of an earlier one",
                 output.instruction,

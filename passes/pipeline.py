@@ -25,6 +25,7 @@ from xla_fp8.passes.conv_rewriter import ConvRewriter
 from xla_fp8.passes.cudnn_fused_conv_rewriter import CudnnFusedConvRewriter
 from xla_fp8.passes.dce import DeadCodeElimination
 from xla_fp8.passes.dequantization import fed_by_fp8
+from xla_fp8.passes.gemm_rewriter import GemmRewriter
 from xla_fp8.passes.simplify import Simplify
 from xla_fp8.report import PassTiming, Report
 from xla_fp8.target import Target
@@ -39,13 +40,15 @@ PASSES: dict[str, type[Pass]] = {
         CudnnFusedConvRewriter,
         ConvFp8Fallback,
         ConvRestorer,
+        GemmRewriter,
         DeadCodeElimination,
     )
 }
 """Every pass by its name."""
 
-DEFAULT_PIPELINE = tuple(PASSES)
-"""The passes that `run` runs when told nothing else, in order."""
+DEFAULT_PIPELINE = tuple(name for name in PASSES if name != GemmRewriter.name)
+"""The passes that `run` runs when told nothing else, in order. XLA's GPU compiler takes the calls of gemm-rewriter only
+behind its layout assignment, and rewrites most FP8 dots itself, so that pass runs where it is asked for by name."""
 
 
 def _to_stderr(text: str) -> None:
@@ -194,8 +197,8 @@ def _undecided(instruction: HloInstruction, is_fp8: bool, is_rewritable: bool) -
     if instruction.opcode == "dot":
         return Refusal(
             "dot",
-            f"{described(instruction)} is a matrix product; this pipeline rewrites convolutions",
-            "XLA rewrites scaled FP8 dots to cuBLASLt itself",
+            f"{described(instruction)} is a matrix product; the pipeline has no gemm-rewriter",
+            "XLA rewrites most scaled FP8 dots to cuBLASLt itself; for others see gemm-rewriter (docs/matmul.md)",
             instruction,
         )
     if not is_rewritable:

@@ -143,6 +143,17 @@ class Target:
             f"the target has {format_version(self.compute_capability)}"
         )
 
+    def fp8_matmul_refusal(self) -> str | None:
+        """Why this target cannot run an FP8 matmul call; None where it can (CreateF8CustomCall in gemm_rewriter.cc)."""
+        if self.cuda < (12, 0):
+            return f"FP8 matmuls need CUDA 12.0 or newer; the target has {format_version(self.cuda)}"
+        if self.compute_capability < (8, 9):
+            return (
+                "FP8 matmuls need compute capability 8.9 (Ada), 9.0 (Hopper) or newer; "
+                f"the target has {format_version(self.compute_capability)}"
+            )
+        return None
+
     def __str__(self) -> str:
         return (
             f"{self.name} (compute capability {format_version(self.compute_capability)}, "

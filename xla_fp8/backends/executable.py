@@ -13,6 +13,7 @@ from xla_fp8.errors import XlaFp8Error
 from xla_fp8.graph import GRAPH_CALL_TARGET
 from xla_fp8.hlo import HloAttributeError, HloModule, Shape, to_text
 from xla_fp8.hlo.literal import numpy_dtype
+from xla_fp8.matmul import MATMUL_TARGET
 
 _GPU_TARGETS = ("__cudnn$", "__cublas$")
 
@@ -91,7 +92,7 @@ def _refuse(module: HloModule) -> None:
                     f"custom call {where} has target {target}: it calls a Python function of the process that made the "
                     "dump, which is not here. Dump the program without its callbacks"
                 )
-            if target.startswith(_GPU_TARGETS) and target != GRAPH_CALL_TARGET:
+            if target.startswith(_GPU_TARGETS) and target not in (GRAPH_CALL_TARGET, MATMUL_TARGET):
                 raise ExecutionError(
                     f"custom call {where} has target {target}, which only XLA's own GPU pipeline can run. The pass "
                     "conv-restorer makes plain convolutions of those that xla_fp8 wrote"

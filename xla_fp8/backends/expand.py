@@ -1,24 +1,27 @@
-"""Makes plain HLO of a rewritten module: graph custom calls become calls to what the reference backend lowers to."""
+"""Makes plain HLO of a rewritten module: its custom calls become calls to what the reference lowers to."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
 from xla_fp8 import _jax_compat
-from xla_fp8.backends import reference
+from xla_fp8.backends import reference, reference_matmul
 from xla_fp8.graph import Graph, graph_of
 from xla_fp8.hlo import HloComputation, HloInstruction, HloModule, parse
 from xla_fp8.hlo.literal import numpy_dtype
 from xla_fp8.hlo.opcodes import COMPUTATION_ATTRIBUTES
+from xla_fp8.matmul import MatmulCall, matmul_of
 
+_Function = Callable[..., tuple[jax.Array, ...]]
 _NAME_RE = re.compile(r"[A-Za-z_][\w.\-]*")
 
 
 def expand_graph_calls(module: HloModule) -> int:
-    """Replaces every graph custom call by a `call` to plain HLO that computes the same result, in place.
+    """Replaces every graph and matmul custom call by a `call` to plain HLO that computes the same result, in place.
 
     The module then compiles and runs on any platform. The workspace in the result is zeros.
 
@@ -35,23 +38,41 @@ def expand_graph_calls(module: HloModule) -> int:
 
     Raises:
         GraphError: a call's string is not a graph, or the graph does not fit the call's operands.
+        MatmulError: a matmul call with something that this package does not know.
         HloAttributeError: an operand or result of a type that no array has.
     """
     count = 0
     for computation in module.computations:
         for instruction in computation.instructions:
-            graph = graph_of(instruction)
-            if graph is not None:
-                _expand(instruction, graph)
-                count += 1
+            if (graph := graph_of(instruction)) is not None:
+                _expand(instruction, _of_graph(instruction, graph))
+            elif (matmul := matmul_of(instruction)) is not None:
+                _expand(instruction, _of_matmul(matmul))
+            else:
+                continue
+            count += 1
     return count
 
 
-def _expand(call: HloInstruction, graph: Graph) -> None:
+def _of_graph(call: HloInstruction, graph: Graph) -> _Function:
+    types = [shape.element_type for shape in call.shape.tuple_shapes[:-1]]
+
+    def run(*operands: jax.Array) -> tuple[jax.Array, ...]:
+        groups = call.feature_group_count, call.batch_group_count
+        return reference.run(graph, call.window, call.dim_labels, groups[0], operands, types, groups[1])
+
+    return run
+
+
+def _of_matmul(matmul: MatmulCall) -> _Function:
+    return lambda *operands: reference_matmul.run(matmul, operands)
+
+
+def _expand(call: HloInstruction, function: _Function) -> None:
     """Puts a `call` in the place of one custom call."""
     computation = call.parent
     assert computation is not None
-    body = _merge(_lowered(call, graph), call.module, f"{call.name}.reference", before=computation)
+    body = _merge(_lowered(call, function), call.module, f"{call.name}.reference", before=computation)
     plain = computation.create(
         "call",
         call.shape,
@@ -65,21 +86,15 @@ def _expand(call: HloInstruction, graph: Graph) -> None:
     computation.replace(call, plain)
 
 
-def _lowered(call: HloInstruction, graph: Graph) -> HloModule:
-    """What `reference.run` of the call's graph lowers to; its root is the call's whole result."""
-    *results, workspace = call.shape.tuple_shapes
+def _lowered(call: HloInstruction, function: _Function) -> HloModule:
+    """What `function` lowers to; its root is the call's whole result: outputs, and zeros for the workspace."""
 
-    def run(*operands: jax.Array) -> tuple[jax.Array, ...]:
-        outputs = reference.run(
-            graph,
-            call.window,
-            call.dim_labels,
-            call.feature_group_count,
-            operands,
-            [shape.element_type for shape in results],
-            call.batch_group_count,
-        )
-        return (*outputs, jnp.zeros(workspace.dimensions, numpy_dtype(workspace.element_type)))
+    def run(*operands: jax.Array) -> jax.Array | tuple[jax.Array, ...]:
+        outputs = function(*operands)
+        if not call.shape.is_tuple:
+            return outputs[0]
+        rest = call.shape.tuple_shapes[len(outputs) :]
+        return (*outputs, *(jnp.zeros(shape.dimensions, numpy_dtype(shape.element_type)) for shape in rest))
 
     operands = [
         jax.ShapeDtypeStruct(  # type: ignore[no-untyped-call]

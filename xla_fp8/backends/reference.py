@@ -66,7 +66,7 @@ def run(
     if len(types) != len(results):
         raise GraphTypeError(f"{graph} has {len(results)} results, but {len(types)} output types were given")
     values = node_values(graph, window, dim_labels, feature_group_count, operands, batch_group_count, fusible)
-    return tuple(_store(values[node.uid], type) for node, type in zip(results, types, strict=True))
+    return tuple(store(values[node.uid], type) for node, type in zip(results, types, strict=True))
 
 
 def node_values(
@@ -155,7 +155,7 @@ def _gelu_erf(a: jax.Array) -> jax.Array:
     )  # 1 + erf(z) = erfc(-z), which stays accurate where erf(z) is near -1
 
 
-def _gelu_tanh(a: jax.Array) -> jax.Array:
+def gelu_tanh(a: jax.Array) -> jax.Array:
     return 0.5 * a * (1 + lax.tanh(math.sqrt(2 / math.pi) * (a + 0.044715 * a * a * a)))
 
 
@@ -174,7 +174,7 @@ _OPS: Mapping[str, Callable[..., jax.Array]] = MappingProxyType(
         "add_scaled": lambda a, tensor, scale: a + tensor * scale,
         "silu": lambda a: a * lax.logistic(a),
         "gelu_erf": _gelu_erf,
-        "gelu_tanh": _gelu_tanh,
+        "gelu_tanh": gelu_tanh,
         "sigmoid": lax.logistic,
         "tanh": lax.tanh,
         "copy": lambda a: a,
@@ -188,7 +188,7 @@ _FUSIBLE_OPS: Mapping[str, Callable[..., jax.Array]] = MappingProxyType(
 )
 
 
-def _store(value: jax.Array, type: str) -> jax.Array:
+def store(value: jax.Array, type: str) -> jax.Array:
     """`value` in the element type in which it leaves the graph."""
     if type in FP8_MAX:
         value = lax.clamp(-FP8_MAX[type], value, FP8_MAX[type])

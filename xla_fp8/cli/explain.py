@@ -26,7 +26,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "explain",
         help="say which convolutions and dots are rewritten, and why the others are not",
-        description="Runs the default pipeline, writes no HLO, and has one entry for each convolution and dot.",
+        description="Runs the passes, writes no HLO, and has one entry for each convolution and dot.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -38,6 +38,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--all",
         action="store_true",
         help="in text, markdown and html: reason and advice also where no FP8 tensor is an operand",
+    )
+    parser.add_argument(
+        "--passes", type=options.pass_list_type, metavar="A,B,...", help="instead of the default pipeline"
     )
     parser.add_argument("--strict", action="store_true", help="exit with 1 when an FP8 convolution was refused")
     options.add_pipeline(parser)
@@ -69,9 +72,9 @@ def _report(source: Source, arguments: argparse.Namespace, xla: XlaProcess) -> R
 
     text, module = inputs.load(source, xla, verify_with_xla=arguments.xla_verify)
     with inputs.placed_errors(text, source.name, module):
-        if (problem := pipeline.why_no_pass_may_run(module, None)) is not None:
+        if (problem := pipeline.why_no_pass_may_run(module, arguments.passes)) is not None:
             raise problem
-        return pipeline.run_passes(module, arguments)
+        return pipeline.run_passes(module, arguments, arguments.passes)
 
 
 def _render(reports: list[tuple[str, Report]], arguments: argparse.Namespace) -> str:

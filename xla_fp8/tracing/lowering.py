@@ -13,10 +13,12 @@ import jax
 from jax.interpreters import mlir
 
 from xla_fp8 import _jax_compat
-from xla_fp8.backends import autotune
+from xla_fp8.backends import autotune, reference_matmul
 from xla_fp8.backends.fastest import FastestBackend
 from xla_fp8.backends.protocol import Implementation
+from xla_fp8.hlo import Shape
 from xla_fp8.hlo.literal import numpy_dtype
+from xla_fp8.matmul import MatmulCall
 from xla_fp8.report import Report
 from xla_fp8.target import GraphCall
 from xla_fp8.tracing.equations import Jaxpr
@@ -100,7 +102,18 @@ def _implementations(platform: str, context: Any, region: Rewritten) -> list[Jax
                 f"the {backend.name} backend runs on {', '.join(platforms)}, and this program is lowered for "
                 f"{platform}; backend='auto' picks one that runs there"
             )
-    return [_implementation(context, region, number) for number in range(len(region.calls))]
+    matmuls = [_matmul(call, fusible=platform == "cuda") for call in region.matmuls]
+    return [*(_implementation(context, region, number) for number in range(len(region.calls))), *matmuls]
+
+
+def _matmul(call: MatmulCall, fusible: bool) -> Jaxpr:
+    """A matmul call in plain JAX; for XLA's GPU compiler as the chain of which it makes that call itself."""
+    run = functools.partial(reference_matmul.run, call, fusible=fusible)
+    return jax.make_jaxpr(lambda *operands: run(operands))(*_avals(call.operand_shapes))
+
+
+def _avals(shapes: Sequence[Shape]) -> list[Any]:
+    return [jax.core.ShapedArray(shape.dimensions, numpy_dtype(shape.element_type)) for shape in shapes]
 
 
 def _implementation(context: Any, region: Rewritten, number: int) -> Jaxpr:
@@ -114,8 +127,7 @@ def _implementation(context: Any, region: Rewritten, number: int) -> Jaxpr:
         implementation = partitioned(call, functools.partial(lower, may_time=False))
     else:
         implementation = lower(call)
-    avals = [jax.core.ShapedArray(shape.dimensions, numpy_dtype(shape.element_type)) for shape in call.operand_shapes]
-    return jax.make_jaxpr(lambda *operands: tuple(implementation(*operands)))(*avals)
+    return jax.make_jaxpr(lambda *operands: tuple(implementation(*operands)))(*_avals(call.operand_shapes))
 
 
 def _merge(

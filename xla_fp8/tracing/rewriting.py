@@ -1,4 +1,4 @@
-"""One region through the compiler half: jaxpr → HLO text → passes → StableHLO with a marked call for each graph."""
+"""One region through the compiler half: jaxpr → HLO text → passes → StableHLO with a marked call for each kernel."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from xla_fp8.backends.protocol import Backend, No, Yes
 from xla_fp8.backends.registry import backends_for, choose
 from xla_fp8.graph.custom_call import GRAPH_CALL_TARGET, graph_of
 from xla_fp8.hlo.attributes import quote
+from xla_fp8.matmul import MatmulCall, matmul_of
 from xla_fp8.passes import PipelineOptions, run
 from xla_fp8.report import Report
 from xla_fp8.target import GraphCall, Target, Verdict
@@ -26,7 +27,7 @@ from xla_fp8.tracing.hlo_of_region import Family, Structure, hlo_module, structu
 from xla_fp8.tracing.options import Options
 
 MARK = "xla_fp8.call."
-"""Target of the custom calls that stand for graphs until their backend's code takes their place; a number follows.
+"""Target of the custom calls that stand for graphs and matmuls until their code takes their place; a number follows.
 
 Window, dim_labels and backend_config of a custom call are lost between HLO and StableHLO: they are kept in `calls`.
 """
@@ -39,7 +40,8 @@ class Rewritten:
     Attributes:
         report: what became of each convolution and dot.
         calls: the graph calls in the order of their marks; none where the region stays as it was.
-        backends: which backend runs each.
+        matmuls: the matmul calls; their marks go on where those of `calls` end.
+        backends: which backend runs each graph call.
         target: what the passes assumed.
         stablehlo: the module, as MLIR bytecode; empty where it stays as it was.
         name: of the module's main function, made of its content: the same in every process, another for another graph.
@@ -47,6 +49,7 @@ class Rewritten:
 
     report: Report
     calls: tuple[GraphCall, ...]
+    matmuls: tuple[MatmulCall, ...]
     backends: tuple[Backend, ...]
     target: Target
     stablehlo: bytes
@@ -88,13 +91,14 @@ def _run(structure: Structure, options: Options, platform: str, dump_dir: str | 
     if dump_dir:
         _dump(Path(dump_dir), f"xla_fp8_region.{_digest(_without_metadata(before))}", before, hlo.to_text(module))
     if not report.changed:
-        return Rewritten(report, (), (), target, b"", "")
+        return Rewritten(report, (), (), (), target, b"", "")
     calls = _mark(module)
+    matmuls = _mark_matmuls(module, len(calls))
     chosen = tuple(_chosen(backends, call, target) for call in calls)
     after = hlo.to_text(module)
     stablehlo = _jax_compat.hlo_to_stablehlo(after)
-    name = _digest(_without_metadata(after), repr(calls), repr(chosen), str(target))
-    return Rewritten(report, calls, chosen, target, stablehlo, f"xla_fp8_region_{name}")
+    name = _digest(_without_metadata(after), repr(calls), repr(matmuls), repr(chosen), str(target))
+    return Rewritten(report, calls, matmuls, chosen, target, stablehlo, f"xla_fp8_region_{name}")
 
 
 def _asking(target: Target, backends: Sequence[Backend]) -> Target:
@@ -146,6 +150,18 @@ def _mark(module: hlo.HloModule) -> tuple[GraphCall, ...]:
             for attribute in ("window", "dim_labels", "feature_group_count", "backend_config", "operand_precision"):
                 instruction.attributes.pop(attribute, None)
             instruction.attributes["custom_call_target"] = quote(f"{MARK}{len(calls) - 1}")
+    return tuple(calls)
+
+
+def _mark_matmuls(module: hlo.HloModule, first: int) -> tuple[MatmulCall, ...]:
+    """As `_mark`, for matmul calls: XLA's GPU compiler takes none before its layout assignment."""
+    calls: list[MatmulCall] = []
+    for computation in module.computations:
+        for instruction in computation:
+            if (call := matmul_of(instruction)) is not None:
+                calls.append(call)
+                instruction.attributes.pop("backend_config")
+                instruction.attributes["custom_call_target"] = quote(f"{MARK}{first + len(calls) - 1}")
     return tuple(calls)
 
 

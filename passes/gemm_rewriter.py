@@ -1,0 +1,275 @@
+"""gemm-rewriter: scaled FP8 dots with their epilogue become XLA's own cuBLASLt custom calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from xla_fp8.hlo import HloComputation, HloInstruction, HloModule, Shape
+from xla_fp8.hlo.attributes import quote
+from xla_fp8.matmul import MATMUL_TARGET, MatmulCall
+from xla_fp8.passes.base import Pass, Refusal, rewritable_computations
+from xla_fp8.passes.dequantization import Dequantized, fed_by_fp8, find_dequantized
+from xla_fp8.passes.epilogue import Epilogue
+from xla_fp8.passes.matmul_epilogue import Addend, Factor, MatmulCapture, Places, operand_factors
+from xla_fp8.passes.matmul_form import DotDimensions, as_matrix, as_operand, from_matrix, pad
+from xla_fp8.passes.values import WIDE_TYPES, ChannelVector
+from xla_fp8.target import Target
+
+
+class GemmRewriter(Pass):
+    """Fuses what stands before and after an FP8 dot into one cuBLASLt call.
+
+    Before::
+
+        %x_wide = f32[64,256] convert(%x)
+        %w_wide = f32[256,128] convert(%w)
+        %dot = f32[64,128] dot(%x_wide, %w_wide), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+        %scaled = f32[64,128] multiply(%dot, %scales)
+        %clamped = f32[64,128] clamp(%lows, %scaled, %highs)
+        ROOT %y = f8e4m3fn[64,128] convert(%clamped)
+
+    After::
+
+        %wt = f8e4m3fn[128,256] transpose(%w), dimensions={1,0}
+        %dot = (f8e4m3fn[64,128], s8[33554432]) custom-call(%x, %wt, %one, %one, %scale),
+            custom_call_target="__cublas$lt$matmul$f8", backend_config={"gemm_backend_config":{...}}
+        ROOT %y = f8e4m3fn[64,128] get-tuple-element(%dot), index=0
+
+    XLA's own pass is gemm_rewriter.cc; this one sees through more spellings (docs/matmul.md). It is not in the default
+    pipeline, because XLA's GPU compiler takes these calls only behind its layout assignment: modules from before it are
+    for reading and for the reference. Numerically the call computes in f32 whatever the chain computed in.
+    """
+
+    name = "gemm-rewriter"
+
+    def run(self, module: HloModule, target: Target) -> bool:
+        changed = False
+        for computation in rewritable_computations(module):
+            order: dict[HloInstruction, int] | None = None
+            touched = False
+            for dot in computation.instructions:
+                if dot.parent is not computation or dot.opcode != "dot":
+                    continue
+                if not any(fed_by_fp8(operand) for operand in dot.operands):
+                    continue
+                if order is None:
+                    order = {instruction: i for i, instruction in enumerate(computation.post_order())}
+                refusal = self.rewrite(computation, dot, order, target)
+                if refusal is not None:
+                    self.context.record(dot, "dot", is_fp8=True, refusal=refusal)
+                    continue
+                order, touched = None, True
+            if touched:
+                computation.remove_dead()
+                computation.restore_order()
+                changed = True
+        return changed
+
+    def rewrite(
+        self, computation: HloComputation, dot: HloInstruction, order: dict[HloInstruction, int], target: Target
+    ) -> Refusal | None:
+        """Puts the call in place of what it computes; returns why not where it cannot."""
+        if refusal := self.unsupported(dot, target):
+            return refusal
+        operands: list[Dequantized] = []
+        for side, operand in zip(("left", "right"), dot.operands, strict=True):
+            found = self.operand(side, operand)
+            if isinstance(found, Refusal):
+                return found
+            operands.append(found)
+        types = [operand.source.shape.element_type for operand in operands]
+        if types == ["f8e5m2", "f8e5m2"]:
+            return self._refusal(
+                "e5m2-operands",
+                dot,
+                "multiplies f8e5m2 by f8e5m2, for which cuBLASLt has no kernel",
+                "quantize one of them to float8_e4m3fn",
+            )
+        dimensions = DotDimensions.of(dot)
+        has_padded_rows = dimensions.padded[-2] != dimensions.matrix[-2]
+        capture = MatmulCapture(dot, types, dimensions.column, has_padded_rows, order, target.cuda >= (12, 4))
+        capture.collect()
+        plan = capture.finish()
+        places = capture.places(plan)
+        assert isinstance(places, Places)  # `finish` takes no other
+        if not self.context.consume_fuel():
+            return self._refusal("fuel", dot, "was left when the fuel ran out", "raise --fuel")
+        self.replace(computation, dot, operands, dimensions, plan, places, target)
+        return None
+
+    def operand(self, side: str, operand: HloInstruction) -> Dequantized | Refusal:
+        """The FP8 tensor and scales behind an operand, or the first thing that is not one."""
+        found = find_dequantized(operand, of="dot")
+        if not isinstance(found, Refusal):
+            return found
+        if not fed_by_fp8(operand):
+            return Refusal(
+                "operand-not-fp8",
+                f"the {side} operand comes from {self.context.described(found.instruction)} and from no FP8 tensor",
+                f"quantize the {side} operand too: to float8_e4m3fn or float8_e5m2, with a scale",
+                found.instruction,
+            )
+        return Refusal(found.rule, f"the {side} operand: {found.reason}", found.advice, found.instruction)
+
+    def unsupported(self, dot: HloInstruction, target: Target) -> Refusal | None:
+        """Why a dot has no FP8 call, whatever its operands are; None where it may have one."""
+        if reason := target.fp8_matmul_refusal():
+            return Refusal("target", reason, "update CUDA, or compile for a newer device (--target)", dot)
+        shapes = [dot.shape, *(operand.shape for operand in dot.operands)]
+        if len(dot.operands) != 2 or dot.has_attribute("sparsity") or dot.has_attribute("algorithm"):
+            what = "is sparse, or asks for an algorithm by name"
+            return self._refusal("dot-algorithm", dot, what, "leave the algorithm to XLA (precision=None in JAX)")
+        if any(shape.is_dynamic for shape in shapes):
+            return self._refusal("dynamic-shape", dot, "has a dynamic shape", "give it static shapes")
+        if any(0 in shape.dimensions for shape in shapes):
+            return self._refusal(
+                "empty", dot, "has an operand or result without elements", "nothing to gain: there is no work in it"
+            )
+        if dot.shape.is_fp8:
+            return self._refusal(
+                "fp8-result",
+                dot,
+                f"accumulates in {dot.shape.element_type}: its result is FP8 with neither scale nor clamp",
+                "ask for a wide result (preferred_element_type=jnp.float32), then scale, clamp and convert",
+            )
+        if dot.shape.element_type not in WIDE_TYPES:
+            what = f"computes in {dot.shape.element_type}; the call computes in f32"
+            return self._refusal("wide-type", dot, what, "compute it in float32, bfloat16 or float16")
+        dimensions = DotDimensions.of(dot)
+        if not all(group for operand in (dimensions.lhs, dimensions.rhs) for group in operand[1:]):
+            return self._refusal(
+                "matrix-vector",
+                dot,
+                "is no product of two matrices: an operand has no dimension of its own, or none is summed over",
+                "leave it to XLA: a matrix times a vector is bound by memory",
+            )
+        if dot.shape != dot.shape.with_default_layout() and dot.shape.layout is not None:
+            return self._refusal(
+                "layout", dot, f"has the layout {dot.shape.layout}", "read the module from before layout assignment"
+            )
+        return None
+
+    def _refusal(self, rule: str, dot: HloInstruction, what: str, advice: str) -> Refusal:
+        return Refusal(rule, f"{self.context.described(dot)} {what}", advice, dot)
+
+    def replace(
+        self,
+        computation: HloComputation,
+        dot: HloInstruction,
+        operands: Sequence[Dequantized],
+        dimensions: DotDimensions,
+        plan: Epilogue,
+        places: Places,
+        target: Target,
+    ) -> None:
+        sources = [
+            as_operand(operand.build_source(), groups)
+            for operand, groups in zip(operands, (dimensions.lhs, dimensions.rhs), strict=True)
+        ]
+        factors = [operand_factors(operand.scales) for operand in operands]
+        # A scale behind the dot goes to an operand that has none.
+        free = 0 if not factors[0] or factors[1] else 1
+        factors[free] = (*factors[free], *places.operand_factors)
+        result = Shape.array(plan.output.shape.element_type, dimensions.padded)
+        values = [
+            *sources,
+            *([_matrix(places.matrix, dimensions)] if places.matrix else []),
+            *(_product(computation, group) for group in factors),
+            *([_bias(places.bias, dimensions)] if places.bias else []),
+            *([_product(computation, places.result_factors)] if result.is_fp8 else []),
+        ]
+        last = len(result.dimensions) - 1
+        call = MatmulCall(
+            tuple(value.shape for value in values),
+            (result, *(Shape("f32") for _ in plan.aux)),
+            last,
+            last,
+            last - 1,
+            places.matrix is not None,
+            places.bias is not None,
+            places.activation,
+            bool(plan.aux),
+            dot.operand_precision,
+        )
+        self.context.record(dot, "dot", is_fp8=True, graph=call, refusal=plan.stopped)
+        origin, name = self.context.origin(dot), dot.name
+        fused = _create(computation, dot, call, values, target)
+        computation.transfer_control_dependencies(dot, fused)
+        element = computation.create("get-tuple-element", result, [fused], attributes={"index": "0"})
+        _take_place(computation, plan.output, from_matrix(element, dimensions))
+        for number, aux in enumerate(plan.aux, 1):
+            amax = computation.create(
+                "get-tuple-element", Shape("f32"), [fused], attributes={"index": str(number)}, metadata_from=aux
+            )
+            if aux.shape.element_type != "f32":
+                amax = computation.create("convert", aux.shape, [amax], metadata_from=aux)
+            _take_place(computation, aux, amax)
+        computation.remove_dead()
+        if name not in computation:
+            computation.rename(fused, name)
+        self.context.moved(fused, *origin)
+
+
+def _create(
+    computation: HloComputation,
+    dot: HloInstruction,
+    call: MatmulCall,
+    operands: Sequence[HloInstruction],
+    target: Target,
+) -> HloInstruction:
+    attributes = {"custom_call_target": quote(MATMUL_TARGET)}
+    for name in ("frontend_attributes", "metadata"):
+        if value := dot.attr(name):
+            attributes[name] = value
+    attributes["backend_config"] = call.backend_config
+    workspace = Shape.array("s8", (workspace_size(target),))
+    shape = Shape.tuple([*call.output_shapes, workspace])
+    return computation.create("custom-call", shape, operands, name=f"{dot.name}.matmul", attributes=attributes)
+
+
+def workspace_size(target: Target) -> int:
+    """Bytes of the workspace that XLA gives to cuBLASLt (GemmWorkspaceRewriteVisitor in gemm_rewriter.cc)."""
+    return 32 << 20 if target.compute_capability >= (9, 0) else 4 << 20
+
+
+def _take_place(computation: HloComputation, old: HloInstruction, new: HloInstruction) -> None:
+    """`new` in place of `old`, under its name and with its metadata and sharding."""
+    for attribute in ("metadata", "sharding"):
+        if (value := old.attr(attribute)) and not new.attr(attribute):
+            new.attributes[attribute] = value
+    computation.replace_all_uses_with(old, new)
+    if not old.users and not old.has_control_dependencies:
+        name = old.name
+        computation.remove(old)
+        computation.rename(new, name)
+
+
+def _matrix(addend: Addend, dimensions: DotDimensions) -> HloInstruction:
+    assert isinstance(addend.value, HloInstruction)
+    return as_matrix(_converted(addend.value, addend.type), dimensions)
+
+
+def _bias(addend: Addend, dimensions: DotDimensions) -> HloInstruction:
+    assert isinstance(addend.value, ChannelVector)
+    return pad(addend.value.build(dimensions.matrix[-1], addend.type), dimensions.padded[-1:])
+
+
+def _converted(value: HloInstruction, type_: str) -> HloInstruction:
+    if value.shape.element_type == type_:
+        return value
+    assert value.parent is not None
+    return value.parent.create("convert", value.shape.with_element_type(type_), [value], metadata_from=value)
+
+
+def _product(computation: HloComputation, factors: Sequence[Factor]) -> HloInstruction:
+    """One f32 scalar that stands for all of `factors`; 1 where there are none."""
+    product: HloInstruction | None = None
+    for factor in factors:
+        value = factor.value.build()
+        if product is None and not factor.inverse:
+            product = value
+            continue
+        product = product or computation.create("constant", Shape("f32"), payload="1")
+        opcode = "divide" if factor.inverse else "multiply"
+        product = computation.create(opcode, Shape("f32"), [product, value], metadata_from=value)
+    return product or computation.create("constant", Shape("f32"), payload="1")
