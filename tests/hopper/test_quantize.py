@@ -66,11 +66,11 @@ def same(found: list[Outcome], expected: list[Outcome]) -> None:
         assert not differ.any(), (a.shape, a.dtype, np.sum(differ), wide_a[differ][:4], wide_b[differ][:4])
 
 
-def check(algorithm: Algorithm, xs: list[Any], given: Any = None, **options: Any) -> None:
+def check(algorithm: Algorithm, xs: list[Any], number: Any = None, **options: Any) -> None:
     requests = tuple(request_for(x, **options) for x in xs)
     assert all(algorithm.supports(request).ok for request in requests)
-    found = run(algorithm, requests, xs, given)
-    expected = run(Lax(), requests, xs, given)
+    found = run(algorithm, requests, xs, number)
+    expected = run(Lax(), requests, xs, number)
     for request, a, b in zip(requests, found, expected, strict=True):
         assert [part is None for part in a] == [part is None for part in b], request
     same(found, expected)

@@ -152,4 +152,5 @@ def _amax_of_all(state: Any, bits: jax.Array, programs: int) -> jax.Array:
 
     arrived, _ = lax.while_loop(is_waiting, look, (arrived, jnp.int32(0)))
     joined = triton.atomic_max(state, jnp.int32(0), jnp.uint32(0))
-    return jnp.where(arrived < jnp.uint32(programs), _NAN_BITS, joined)
+    found: jax.Array = lax.select(arrived < jnp.uint32(programs), _NAN_BITS, joined)
+    return found
