@@ -41,17 +41,20 @@ def calls_of(module: HloModule) -> list[MatmulCall]:
     return [call for call in found if call is not None]
 
 
-def assert_same_numbers(function: Callable[..., Any], *arguments: jax.ShapeDtypeStruct, seed: int = 0) -> Report:
-    """Rewrites, runs both on the CPU, compares; returns the report."""
+def assert_same_numbers(
+    function: Callable[..., Any], *arguments: jax.ShapeDtypeStruct, seed: int = 0, working: str = "f32"
+) -> Report:
+    """Rewrites, runs both on the CPU, compares with the tolerance of `working`; returns the report."""
     module, report = rewritten(function, *arguments)
     rng = np.random.default_rng(seed)
-    inputs = [np.asarray(jnp.asarray(np.abs(rng.normal(size=a.shape)) if a is SCALE else rng.normal(size=a.shape),
-                                     a.dtype)) for a in arguments]  # fmt: skip
+    # Scales are positive and not small, everything else is normal.
+    values = [rng.normal(size=a.shape) if a.shape else 0.3 + np.abs(rng.normal()) for a in arguments]
+    inputs = [np.asarray(jnp.asarray(value, a.dtype)) for value, a in zip(values, arguments, strict=True)]
     wanted = [np.asarray(leaf) for leaf in jax.tree.leaves(jax.jit(function)(*inputs))]
     for found, want in zip(Executable(module, "cpu")(*inputs), wanted, strict=True):
         assert (found.dtype, found.shape) == (want.dtype, want.shape)
-        accepted = TOLERANCES["f32"].accepts(compare(want, found), want.dtype)
-        assert accepted, compare(want, found)
+        difference = compare(want, found)
+        assert TOLERANCES[working].accepts(difference, want.dtype), difference
     return report
 
 
@@ -221,6 +224,61 @@ def test_the_default_pipeline_leaves_dots_and_says_so() -> None:
     report = passes.run(hlo.parse(text), target="h200")
     assert not report.changed
     assert [(entry.rule, "gemm-rewriter" in entry.reason) for entry in report.refused] == [("dot", True)]
+
+
+STEPS: tuple[Callable[[Array, Array, Array, Array], Array], ...] = (
+    lambda y, s, bias, matrix: y * s.astype(y.dtype),
+    lambda y, s, bias, matrix: y / s.astype(y.dtype),
+    lambda y, s, bias, matrix: y + bias.astype(y.dtype),
+    lambda y, s, bias, matrix: y + matrix.astype(y.dtype),
+    lambda y, s, bias, matrix: jax.nn.relu(y),
+    lambda y, s, bias, matrix: jax.nn.gelu(y),
+    lambda y, s, bias, matrix: jax.nn.silu(y),
+    lambda y, s, bias, matrix: y.astype(jnp.bfloat16),
+    lambda y, s, bias, matrix: y.astype(jnp.float32),
+    lambda y, s, bias, matrix: y + y,
+)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_steps_in_any_order_keep_their_numbers(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    steps = rng.integers(len(STEPS), size=rng.integers(1, 5))
+    output, has_amax = (None, E4M3, E5M2)[rng.integers(3)], rng.random() < 0.5
+    types = [(jnp.float32, jnp.bfloat16, jnp.float16, E4M3)[rng.integers(4)] for _ in range(2)]
+    rows, lhs = int(rng.choice([5, 16])), (E4M3, E5M2)[rng.integers(2)]
+
+    def program(x: Array, w: Array, a: Array, s: Array, bias: Array, matrix: Array) -> Any:
+        y = dequantized(x, a) @ w.astype(jnp.float32)
+        for step in steps:
+            y = STEPS[step](y, s, bias, matrix)
+        stored = y if output is None else saturated(y / s.astype(y.dtype), output)
+        return (stored, jnp.max(jnp.abs(y))) if has_amax else stored
+
+    added = jax.ShapeDtypeStruct((24,), types[0]), jax.ShapeDtypeStruct((rows, 24), types[1])
+    working = "bf16" if 7 in steps or jnp.bfloat16 in types else "f32"
+    assert_same_numbers(program, f8(rows, 32, dtype=lhs), f8(32, 24), SCALE, SCALE, *added, seed=seed, working=working)
+
+
+def test_layouts_of_a_compiled_module() -> None:
+    """An operand is copied into row-major order; a result that is not is left."""
+    text = """HloModule m
+
+ENTRY main {
+  x = f8e4m3fn[16,32]{0,1} parameter(0)
+  w = f8e4m3fn[48,32]{1,0} parameter(1)
+  xw = f32[16,32]{0,1} convert(x)
+  ww = f32[48,32]{1,0} convert(w)
+  ROOT y = f32[16,48]{1,0} dot(xw, ww), lhs_contracting_dims={1}, rhs_contracting_dims={1}
+}
+"""
+    module = hlo.parse(text)
+    assert passes.run(module, PASSES, "h200").rewritten
+    (call,) = (i for i in module.entry if i.opcode == "custom-call")
+    assert [str(operand.shape) for operand in call.operands[:2]] == ["f8e4m3fn[16,32]{1,0}", "f8e4m3fn[48,32]{1,0}"]
+    assert call.operand(0).opcode == "copy"
+    report = passes.run(hlo.parse(text.replace("y = f32[16,48]{1,0}", "y = f32[16,48]{0,1}")), PASSES, "h200")
+    assert [entry.rule for entry in report.refused] == ["layout"]
 
 
 # ---------------------------------------------------------------- the call
