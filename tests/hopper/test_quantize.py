@@ -156,6 +156,17 @@ def test_a_hundred_repeats_are_equal(kernel: str, shape: tuple[int, ...]) -> Non
     assert sum(int(count) for count in counts) == 0
 
 
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_tensors_that_do_not_depend_on_each_other(kernel: str) -> None:
+    # XLA may run them beside each other: barriers of one must not wait for another's.
+    xs = [jnp.asarray(normal((1024, 4096 + 16 * seed), ml_dtypes.bfloat16, seed)) for seed in range(8)]
+    for layout in ("row", "both"):
+        requests = tuple(request_for(x, layout=layout) for x in xs)
+        expected = run(Lax(), requests, xs, None)
+        for _ in range(20):
+            same(run(KERNELS[kernel], requests, xs, None), expected)
+
+
 def test_auto_and_names_through_quantize() -> None:
     x = jnp.asarray(normal((300, 520), ml_dtypes.bfloat16))
     expected = xla_fp8.quantize(x, layout="both", algorithm="lax")

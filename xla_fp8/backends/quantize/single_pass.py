@@ -7,9 +7,11 @@ After the barrier every program reads its own pieces again, from the L2 cache as
 program for each piece, the piece stays in registers. One program alone needs no barrier, and nothing that starts as
 zero.
 
-The barrier holds because all programs are on the device at once: there are no more of them than it holds beside each
-other (`SinglePass.each`). Should something else take the place of some for good, the others stop waiting after
-`_PATIENCE` looks and write NaN, which is seen, where waiting would never end.
+The barrier holds because all programs are on the device at once: there is one for each multiprocessor, and a kernel
+that can be launched at all fits into each of them once, whatever registers the compiler takes. The device hands out all
+programs of one kernel before those of the next, so two such kernels beside each other do not wait for each other.
+Should something else take the place of some for good, the others stop waiting after `_PATIENCE` looks and write NaN,
+which is seen, where waiting would never end.
 """
 
 from __future__ import annotations
@@ -44,17 +46,18 @@ class SinglePass:
         block, loads: elements of a load, loads of a piece, without a transposed copy.
         tile: of a piece with a transposed copy.
         warps: of a program.
-        each: programs for each multiprocessor. Two of 8 warps leave room for another kernel of the same size.
+        each: programs for each multiprocessor. Above 1 it is the caller who knows that they fit: for x of one shape and
+            type, from what the compiler says of registers.
         lone: a tensor of so few pieces is cast by one program, without a barrier.
         eviction: what the L2 cache is told of what is read for the second time.
     """
 
     name: str = "single_pass"
-    block: int = 4096
+    block: int = 8192
     loads: int = 4
     tile: tuple[int, int] = (128, 128)
-    warps: int = 8
-    each: int = 2
+    warps: int = 16
+    each: int = 1
     lone: int = 4
     eviction: Eviction = None
     interpret: bool = False
@@ -143,7 +146,7 @@ def _amax_of_all(state: Any, bits: jax.Array, programs: int) -> jax.Array:
     triton.atomic_max(state, jnp.int32(0), bits)
     arrived = triton.atomic_add(state, jnp.int32(1), jnp.uint32(1)) + jnp.uint32(1)
 
-    def is_waiting(carry: tuple[jax.Array, jax.Array]) -> jax.Array:
+    def is_waiting(carry: tuple[jax.Array, jax.Array]) -> Any:
         arrived, looks = carry
         return (arrived < jnp.uint32(programs)) & (looks < _PATIENCE)
 
