@@ -76,16 +76,8 @@ class Measuring:
         concurrent.futures.wait(futures.values())
         print(f"  {len(futures)} programs loaded in {time.monotonic() - start:.1f} s", flush=True)
         for case in batch:
-            row: dict[str, Any] = {
-                "shape": str(case.shape),
-                "epilogue": case.epilogue,
-                "networks": case.networks,
-                "product": case.shape.product,
-                "flops": case.shape.flops,
-                "bytes": case.bytes,
-                "process": self.process,
-                "contestants": {name: dict(self.answer(case, name)) for name in case.contestants},
-            }
+            row = self.bare_row(case)
+            row["contestants"] = {name: dict(self.answer(case, name)) for name in case.contestants}
             executables_of: dict[str, Any] = {}
             for name, facts in row["contestants"].items():
                 if (future := futures.get((case.name, name))) is not None:
@@ -97,6 +89,18 @@ class Measuring:
             self.rows[case.name] = row
             self.save()
             print(f"{time.monotonic() - self.began:5.0f} s  {describe(row)}", flush=True)
+
+    def bare_row(self, case: Case) -> dict[str, Any]:
+        """A row of results.json without its contestants."""
+        return {
+            "shape": str(case.shape),
+            "epilogue": case.epilogue,
+            "networks": case.networks,
+            "product": case.shape.product,
+            "flops": case.shape.flops,
+            "bytes": case.bytes,
+            "process": self.process,
+        }
 
     def answer(self, case: Case, contestant: str) -> dict[str, Any]:
         """What the tuning of one contestant said."""
