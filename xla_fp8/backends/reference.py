@@ -191,7 +191,8 @@ _FUSIBLE_OPS: Mapping[str, Callable[..., jax.Array]] = MappingProxyType(
 def store(value: jax.Array, type: str) -> jax.Array:
     """`value` in the element type in which it leaves the graph."""
     if type in FP8_MAX:
-        value = lax.clamp(-FP8_MAX[type], value, FP8_MAX[type])
+        largest = jnp.float32(FP8_MAX[type])  # a Python number would be f64 in x64 mode
+        value = lax.clamp(-largest, value, largest)
     return value.astype(numpy_dtype(type))
 
 
