@@ -1,12 +1,15 @@
 """Several backends as one, whose configs are all of theirs: the autotuner then times one backend against another.
 
-What XLA's own compiler makes of a graph is among them, so that a shape on which it is the fastest is left to it.
+What XLA's own compiler makes of a graph is among them, in FP8 and for small calls in bf16, so that a shape on which it
+is the fastest is left to it.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 from xla_fp8.backends import reference
 from xla_fp8.backends.protocol import Backend, Config, Implementation, No, Yes
@@ -17,9 +20,22 @@ MOST_CONFIGS = 8
 """Of one backend that are timed, beside XLA's own tuning, which takes about 20 s for one convolution."""
 
 
+SMALL = 8e9
+"""Floating-point operations of a convolution below which bf16 may be faster: the work of 6 us on an H200, whose
+launches and memory then take as long as its tensor cores, so that FP8 has little to win. Above it the least that FP8
+has won over a network in bf16 is 1.5x (docs/benchmarks.md), and what casts FP8 operands is slower than that."""
+
+FORMS: Mapping[str, reference.Form] = MappingProxyType({"chain": "fusible", "bf16": "bf16"})
+"""The configs of `ChainBackend`."""
+
+
 @dataclasses.dataclass(frozen=True)
 class ChainBackend:
-    """The graph as the plain chain that XLA's GPU compiler fuses, where its matcher can, and tunes by itself."""
+    """The graph in plain JAX, left to XLA's GPU compiler, which tunes by itself.
+
+    `chain` is what it fuses to an FP8 convolution, where its matcher can; `bf16`, for small calls alone, casts the
+    operands and sums in f32, as where no backend has an FP8 kernel.
+    """
 
     name: str = "xla"
     opaque: bool = False
@@ -29,24 +45,31 @@ class ChainBackend:
         return Yes()
 
     def configs(self, call: GraphCall, target: Target) -> Sequence[Config]:
-        return ("chain",)
+        return tuple(FORMS) if operations(call) < SMALL else ("chain",)
 
     def lower(self, call: GraphCall, config: Config) -> Implementation:
         types = tuple(shape.element_type for shape in call.output_shapes)
-        groups = call.feature_group_count
+        form = FORMS[str(config)]
 
         def implementation(*operands: object) -> tuple[object, ...]:
             return reference.run(
                 call.graph,
                 call.window,
                 call.dim_labels,
-                groups,
+                call.feature_group_count,
                 operands,  # type: ignore[arg-type]
                 types,
-                fusible=True,
+                form=form,
             )
 
         return implementation  # type: ignore[return-value]
+
+
+def operations(call: GraphCall) -> int:
+    """Multiplications and additions of the convolution."""
+    filter, labels = call.operand_shapes[1].dimensions, call.dim_labels
+    outputs = filter[labels.kernel_output_feature_dimension]
+    return 2 * call.output_shapes[0].element_count * math.prod(filter) // max(outputs, 1)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,9 +16,11 @@ It defines what a graph means; the other backends are tested against it. Numeric
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +29,11 @@ from jax import lax
 from xla_fp8.graph import FP8_MAX, FP8_TYPES, Graph, GraphTypeError, type_check
 from xla_fp8.hlo import ConvolutionDimensionNumbers, Shape, Window
 from xla_fp8.hlo.literal import numpy_dtype
+
+Form = Literal["exact", "fusible", "bf16"]
+"""How a graph is written in JAX: in f32, which defines it; as the chain of which XLA's GPU compiler makes an FP8
+convolution of its own, where it can; or around a convolution of bf16 operands, which hold every FP8 value, that sums in
+f32 (what the pass conv-fp8-fallback makes). Of the last two the numbers are XLA's, and no reference."""
 
 _ELEMENT_TYPES = {numpy_dtype(name): name for name in (*FP8_TYPES, "f16", "bf16", "f32", "f64")}
 
@@ -39,7 +46,7 @@ def run(
     operands: Sequence[jax.Array],
     output_types: Sequence[str] | None = None,
     batch_group_count: int = 1,
-    fusible: bool = False,
+    form: Form = "exact",
 ) -> tuple[jax.Array, ...]:
     """What the custom call of `graph` computes, without the workspace. Can be traced by jit.
 
@@ -49,8 +56,7 @@ def run(
         operands: input, filter, then the side operands in node order: scalars of shape [], vectors [K] (K the number
             of output features), tensors of the output's shape.
         output_types: element types of the results, output first; those of the graph's nodes if None.
-        fusible: write it as the chain of which XLA's GPU compiler makes an FP8 convolution of its own, where it can. It
-            is then XLA's to compute, and no reference.
+        form: see `Form`.
 
     Returns:
         The output, in the dimension order of `dim_labels`, then the aux outputs in node order.
@@ -65,7 +71,7 @@ def run(
     types = [node.type for node in results] if output_types is None else list(output_types)
     if len(types) != len(results):
         raise GraphTypeError(f"{graph} has {len(results)} results, but {len(types)} output types were given")
-    values = node_values(graph, window, dim_labels, feature_group_count, operands, batch_group_count, fusible)
+    values = node_values(graph, window, dim_labels, feature_group_count, operands, batch_group_count, form)
     return tuple(store(values[node.uid], type) for node, type in zip(results, types, strict=True))
 
 
@@ -76,18 +82,18 @@ def node_values(
     feature_group_count: int,
     operands: Sequence[jax.Array],
     batch_group_count: int = 1,
-    fusible: bool = False,
+    form: Form = "exact",
 ) -> dict[int, jax.Array]:
     """The f32 value of every node, by uid, before any is stored. Arguments and errors are those of `run`."""
     operands = [jnp.asarray(operand) for operand in operands]
     shapes = [_shape_of(operand) for operand in operands]
     type_check(graph, shapes)
     groups = feature_group_count, batch_group_count
-    convolved = convolution(operands[0], operands[1], window, dim_labels, *groups, fusible)
+    convolved = convolution(operands[0], operands[1], window, dim_labels, *groups, form)
     type_check(graph, shapes, Shape.array(graph.output.type, convolved.shape), dim_labels)
     sides = side_values(graph, dim_labels, operands, convolved.ndim)
     values: dict[int, jax.Array] = {graph.nodes[0].uid: convolved}
-    ops = _FUSIBLE_OPS if fusible and convolved.size else _OPS
+    ops = _FUSIBLE_OPS if form != "exact" and convolved.size else _OPS
     for node in graph.nodes[1:]:
         values[node.uid] = ops[node.op](*(values[uid] for uid in node.operands), *sides[node.uid])
     return values
@@ -113,11 +119,14 @@ def convolution(
     labels: ConvolutionDimensionNumbers,
     feature_group_count: int,
     batch_group_count: int,
-    fusible: bool = False,
+    form: Form = "exact",
 ) -> jax.Array:
-    """HLO's convolution in f32."""
-    lhs, rhs = lhs.astype(jnp.float32), rhs.astype(jnp.float32)
-    if not fusible:
+    """HLO's convolution, with a result in f32."""
+    wide = jnp.bfloat16 if form == "bf16" else jnp.float32
+    lhs, rhs = lhs.astype(wide), rhs.astype(wide)
+    if form == "exact":
+        lhs, window = _padded(lhs, window, labels)
+    if form != "fusible":
         # On a GPU, XLA would turn a convolution of converted FP8 operands into a cuDNN FP8 graph, and the reference
         # would be the thing that it is to check.
         lhs, rhs = lax.optimization_barrier((lhs, rhs))  # type: ignore[no-untyped-call]
