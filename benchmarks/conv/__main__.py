@@ -24,7 +24,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=7, help="processes in which XLA tunes, on each GPU")
     parser.add_argument("--kernel-workers", type=int, default=10, help="processes that tune this project's kernels")
     parser.add_argument("--configs", type=int, default=5, help="of a kernel, tried on each shape")
-    parser.add_argument("--alone", default="", help="more rows of variants, without XLA's contestants")
+    parser.add_argument("--alone", default="", help="more rows of variants, without XLA's FP8")
     parser.add_argument("--gpu", default="0", help="the GPU that is measured on")
     parser.add_argument("--tiny", action="store_true", help="small shapes, to try it on any machine")
     arguments = parser.parse_args()

@@ -132,8 +132,9 @@ def summary(content: dict[str, Any]) -> str:
         lines.append(ratios(f"mosaic, {name}: vs XLA FP8", group, lambda row: row.ratio("xla_fp8", "mosaic")))
         lines.append(ratios(f"mosaic, {name}: vs XLA bf16", group, lambda row: row.ratio("xla_bf16", "mosaic")))
     lines.append(ratios("mosaic vs the faster of the two", main, lambda row: row.against_xla("mosaic")))
-    auto = ("mosaic", "cudnn", "xla_fp8")
+    auto = ("mosaic", "cudnn", "xla_fp8", "bf16_chain")
     lines.append(ratios("auto, which picks, vs the faster of the two", main, lambda row: row.against_xla(*auto)))
+    lines.append(ratios("bf16 of FP8 tensors vs mosaic", main, lambda row: row.ratio("mosaic", "bf16_chain")))
     lines.append(ratios("highest vs XLA FP8", main, lambda row: row.ratio("xla_fp8", "highest")))
     lines.append(ratios("cudnn vs XLA FP8", rows, lambda row: row.ratio("xla_fp8", "cudnn")))
     filling = [row for row in main if row.fills]
