@@ -214,6 +214,16 @@ def test_amax_of_nan_is_nan() -> None:
     assert np.isnan(run("1:[f32]conv();2:[f32]relu(1);3:[f32]amax(2);", x=x)[1])
 
 
+@pytest.mark.parametrize("share", ["one", "all"])
+def test_amax_of_nan_is_nan_in_a_large_tensor(share: str) -> None:
+    """Where XLA's reduction on a CPU is vectorized, and drops NaN."""
+    x = np.ones((2, 16, 16, 4), E4M3)
+    x[(0, 3, 5, 1) if share == "one" else ...] = np.nan
+    w, graph = np.ones((1, 1, 4, 8), E4M3), "1:[f32]conv();2:[f32]amax(1);"
+    _, amax = jax.jit(lambda x: reference.run(graph, ONE_BY_ONE, NHWC, 1, [x, w]))(x)
+    assert np.isnan(amax)
+
+
 def test_amax_of_nothing_is_zero() -> None:
     assert run("1:[f32]conv();2:[f32]amax(1);", x=X[:0])[1] == 0
 

@@ -126,10 +126,6 @@ def _values_and_errors(
     errors = {graph.nodes[0].uid: DEVIATIONS * unit * spread}
     sides = reference.side_values(graph, labels, operands, spread.ndim)
     for node in graph.nodes[1:]:
-        if node.op == "amax":
-            # XLA's reduce over maximum drops NaN on a CPU, which graphs do not.
-            unordered = jnp.isnan(values[node.operands[0]]).any()
-            values[node.uid] = jnp.where(unordered, jnp.nan, values[node.uid])
         inside = [(values[uid], errors[uid]) for uid in node.operands]
         errors[node.uid] = _error(node, values[node.uid], inside, sides[node.uid])
     return values, errors

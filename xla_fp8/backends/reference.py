@@ -7,8 +7,9 @@ It defines what a graph means; the other backends are tested against it. Numeric
 - The output, copies and amax are then stored in their type. A store to FP8 saturates as
   `convert(clamp(-max, value, max))` does in HLO: infinities become the largest finite value, NaN stays NaN. Other types
   round to nearest even and overflow to infinity.
-- NaN: every op propagates it. relu, min, max and amax are HLO's maximum and minimum and a reduce over maximum, which
-  return NaN if either side is NaN; elu takes its second branch, exp(NaN) - 1.
+- NaN: every op propagates it. relu, min and max are HLO's maximum and minimum, which return NaN if either side is NaN;
+  elu takes its second branch, exp(NaN) - 1. amax is NaN where any element is, so that a scale made of it tells. XLA's
+  reduce over maximum means the same, but on a CPU it drops NaN, so amax looks for one by itself.
 - scale and invscale are one multiplication or division each, in node order: a zero scale makes NaN of an infinity,
   `invscale` by zero makes infinities, which an FP8 output saturates.
 - amax starts from 0, so it is 0 for a tensor without elements.
@@ -165,6 +166,12 @@ def gelu_tanh(a: jax.Array) -> jax.Array:
     return 0.5 * a * (1 + lax.tanh(math.sqrt(2 / math.pi) * (a + 0.044715 * a * a * a)))
 
 
+def amax(a: jax.Array) -> jax.Array:
+    """The largest magnitude, from 0; NaN if any element is NaN."""
+    largest = jnp.max(jnp.abs(a), initial=0)
+    return jnp.where(jnp.isnan(a).any(), jnp.nan, largest)
+
+
 _OPS: Mapping[str, Callable[..., jax.Array]] = MappingProxyType(
     {
         "scale": lax.mul,
@@ -174,7 +181,7 @@ _OPS: Mapping[str, Callable[..., jax.Array]] = MappingProxyType(
         "max": lax.max,
         "relu": lambda a: lax.max(a, jnp.zeros_like(a)),
         "elu": lambda a: lax.select(a > 0, a, lax.expm1(a)),
-        "amax": lambda a: jnp.max(jnp.abs(a), initial=0),
+        "amax": amax,
         "bias": jnp.add,
         "channel_scale": jnp.multiply,
         "add_scaled": lambda a, tensor, scale: a + tensor * scale,
