@@ -199,6 +199,26 @@ def test_a_jit_with_a_sharding_or_donation_is_not_plain() -> None:
         assert not _jax_compat.is_plain_jit(call)
 
 
+@pytest.mark.parametrize("axis_type", [jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit])
+def test_the_mesh_of_the_program_leaves_a_jit_plain(axis_type: jax.sharding.AxisType) -> None:
+    with jax.set_mesh(jax.make_mesh((1,), ("data",), (axis_type,))):
+        (call,) = jax.make_jaxpr(jax.jit(jnp.sin))(jnp.ones(3)).eqns
+    assert not call.params["ctx_mesh"].empty
+    assert _jax_compat.is_plain_jit(call)
+
+
+def test_a_value_is_sharded_as_its_type_says() -> None:
+    primitive = jax.extend.core.Primitive("sharded_test")
+    primitive.def_abstract_eval(lambda x: x)
+    jax.interpreters.mlir.register_lowering(
+        primitive, lambda context, x: [_jax_compat.sharded_as_typed(context, x, context.avals_out[0])]
+    )
+    for axis_type, constraints in ((jax.sharding.AxisType.Auto, 0), (jax.sharding.AxisType.Explicit, 1)):
+        with jax.set_mesh(jax.make_mesh((1,), ("data",), (axis_type,))):
+            text = jax.jit(primitive.bind).lower(jnp.ones(3)).as_text()
+        assert text.count("sharding_constraint") == constraints
+
+
 def test_xla_metadata_is_a_context() -> None:
     from jax.experimental.xla_metadata import set_xla_metadata
 

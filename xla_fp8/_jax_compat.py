@@ -392,15 +392,19 @@ def has_own_context(equation: Any) -> bool:
 
 
 def is_plain_jit(equation: Any) -> bool:
-    """Whether a `jit` equation is only a function call: no shardings, layouts, donation, mesh or compiler options."""
+    """Whether a `jit` equation is only a function call: no shardings, layouts, donation or compiler options.
+
+    Under `jax.set_mesh` each has the mesh of the program, which says nothing; shard_map only changes its axes' types.
+    """
     params = equation.params
     unspecified = _unspecified()
+    mesh = params["ctx_mesh"]
     return (
         all(sharding is unspecified for sharding in (*params["in_shardings"], *params["out_shardings"]))
         and all(layout is None for layout in (*params["in_layouts"], *params["out_layouts"]))
         and not any(params["donated_invars"])
         and not params["compiler_options_kvs"]
-        and params["ctx_mesh"].empty
+        and (mesh.empty or mesh.shape_tuple == equation.ctx.cur_abstract_mesh.shape_tuple)
     )
 
 
@@ -555,6 +559,15 @@ def is_partitioned(context: Any) -> bool:
     if isinstance(axis_context, _private("jax._src.sharding_impls", "SPMDAxisContext")):
         return bool(axis_context.mesh.size > 1 and axis_context.manual_axes != frozenset(axis_context.mesh.axis_names))
     return False
+
+
+def sharded_as_typed(context: Any, value: Any, aval: Any) -> Any:
+    """`value` with the sharding constraint that JAX's lowering puts on a result of that type; none over automatic axes.
+
+    Args:
+        context: the `LoweringRuleContext`.
+    """
+    return _private("jax._src.interpreters.mlir", "lower_with_sharding_in_types")(context, value, aval)
 
 
 def lower_jaxpr(context: Any, jaxpr: Any, arguments: Sequence[Any]) -> list[Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -17,6 +17,7 @@ import numpy as np
 from xla_fp8 import _jax_compat, hlo
 from xla_fp8.tracing.equations import is_literal
 from xla_fp8.tracing.inline import flat
+from xla_fp8.tracing.surroundings import apart
 
 _NAME = "xla_fp8_region"
 
@@ -94,6 +95,13 @@ def _numbered(jaxpr: Any) -> tuple[Any, ...]:
     return inputs, equations, numbered(jaxpr.outvars)
 
 
+def dtypes_of(jaxpr: Any) -> Iterator[np.dtype[Any]]:
+    """The dtypes of the values of a jaxpr without calls."""
+    inner = _jax_compat.open_jaxpr(jaxpr)
+    for variables in (inner.constvars, inner.invars, *(equation.outvars for equation in inner.eqns)):
+        yield from (variable.aval.dtype for variable in variables)
+
+
 def hlo_module(structure: Structure, platform: str) -> hlo.HloModule:
     """A module of the caller's own: of a region, lowered for "cpu", "cuda", ..."""
     family = structure.family() if structure.family is not None else None
@@ -123,7 +131,7 @@ def _lowered(structures: Sequence[Structure], platform: str) -> dict[Structure, 
         for structure in structures
     ]
     # Whatever mesh the caller is in, the region is a module without one: XLA's partitioner sees it later, in place.
-    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+    with apart(dtype for structure in structures for dtype in dtypes_of(structure.jaxpr)):
         traced = jax.jit(regions, keep_unused=True).trace(groups)
         module = hlo.parse(_jax_compat.lowered_hlo_text(traced.lower(lowering_platforms=(platform,))))
     named = {computation.name.partition(".")[0]: computation for computation in module.computations}

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -16,20 +16,20 @@ from xla_fp8 import _jax_compat
 from xla_fp8.backends import autotune, reference_matmul
 from xla_fp8.backends.fastest import FastestBackend
 from xla_fp8.backends.protocol import Implementation
-from xla_fp8.hlo import Shape
 from xla_fp8.hlo.literal import numpy_dtype
 from xla_fp8.matmul import MatmulCall
 from xla_fp8.report import Report
 from xla_fp8.target import GraphCall
 from xla_fp8.tracing.equations import Jaxpr
 from xla_fp8.tracing.errors import FallbackWarning, RegionError
-from xla_fp8.tracing.hlo_of_region import Family
+from xla_fp8.tracing.hlo_of_region import Family, dtypes_of
 from xla_fp8.tracing.inline import flat
 from xla_fp8.tracing.options import Options
 from xla_fp8.tracing.partition import partitioned
 from xla_fp8.tracing.region import opaque_region_p, region_p
 from xla_fp8.tracing.reporting import check_strict
 from xla_fp8.tracing.rewriting import MARK, Rewritten, rewritten
+from xla_fp8.tracing.surroundings import apart, dtypes_of_shapes
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 
@@ -83,9 +83,11 @@ def _lower_plain(context: Any, jaxpr: Jaxpr, arguments: Sequence[Any]) -> Sequen
     """A region as JAX lowers its equations."""
     body = flat(jaxpr)
     rule = mlir.lower_fun(lambda *values: _jax_compat.evaluate_equations(body, values), multiple_results=True)
-    # Without what shard_map's types say: the equations are evaluated outside of it.
+    # Without what the types of a shard_map or of explicit axes say: the equations are evaluated outside of these.
     avals = [jax.core.ShapedArray(aval.shape, aval.dtype, weak_type=aval.weak_type) for aval in context.avals_in]
-    return list(rule(context.replace(avals_in=avals), *arguments))
+    with apart(dtypes_of(body)):
+        results = rule(context.replace(avals_in=avals), *arguments)
+    return _as_typed(context, list(results))
 
 
 def _implementations(platform: str, context: Any, region: Rewritten) -> list[Jaxpr]:
@@ -109,11 +111,14 @@ def _implementations(platform: str, context: Any, region: Rewritten) -> list[Jax
 def _matmul(call: MatmulCall, fusible: bool) -> Jaxpr:
     """A matmul call in plain JAX; for XLA's GPU compiler as the chain of which it makes that call itself."""
     run = functools.partial(reference_matmul.run, call, fusible=fusible)
-    return jax.make_jaxpr(lambda *operands: run(operands))(*_avals(call.operand_shapes))
+    return _traced(lambda *operands: run(operands), call)
 
 
-def _avals(shapes: Sequence[Shape]) -> list[Any]:
-    return [jax.core.ShapedArray(shape.dimensions, numpy_dtype(shape.element_type)) for shape in shapes]
+def _traced(implementation: Callable[..., Any], call: GraphCall | MatmulCall) -> Jaxpr:
+    operands = call.operand_shapes
+    avals = [jax.core.ShapedArray(s.dimensions, numpy_dtype(s.element_type)) for s in operands]
+    with apart(dtypes_of_shapes((*operands, *call.output_shapes))):
+        return jax.make_jaxpr(lambda *values: tuple(implementation(*values)))(*avals)
 
 
 def _implementation(context: Any, region: Rewritten, number: int) -> Jaxpr:
@@ -127,7 +132,7 @@ def _implementation(context: Any, region: Rewritten, number: int) -> Jaxpr:
         implementation = partitioned(call, functools.partial(lower, may_time=False))
     else:
         implementation = lower(call)
-    return jax.make_jaxpr(lambda *operands: tuple(implementation(*operands)))(*_avals(call.operand_shapes))
+    return _traced(implementation, call)
 
 
 def _merge(
@@ -147,7 +152,13 @@ def _merge(
         operands=list(arguments),
         attributes={"callee": mlir.ir.FlatSymbolRefAttr.get(name)},
     )
-    return list(call.results)
+    return _as_typed(context, list(call.results))
+
+
+def _as_typed(context: Any, results: Sequence[Any]) -> list[Any]:
+    """A region's results, sharded as their types say: over explicit axes JAX states that after each operation."""
+    avals = context.avals_out
+    return [_jax_compat.sharded_as_typed(context, r, aval) for r, aval in zip(results, avals, strict=True)]
 
 
 def _replace(context: Any, jaxpr: Jaxpr, operation: Any) -> None:
@@ -160,7 +171,8 @@ def _replace(context: Any, jaxpr: Jaxpr, operation: Any) -> None:
             tokens_in=mlir.TokenSet(),
             tokens_out=None,
         )
-        values = _jax_compat.lower_jaxpr(inner, jaxpr, list(operation.operands))
+        with apart(dtypes_of(jaxpr)):
+            values = _jax_compat.lower_jaxpr(inner, jaxpr, list(operation.operands))
     results = list(operation.results)
     if len(results) == 1 and not isinstance(results[0].type, mlir.ir.RankedTensorType):
         _replace_tuple(results[0], values)

@@ -20,6 +20,7 @@ from jax.sharding import PartitionSpec as P
 from xla_fp8.backends.protocol import Implementation
 from xla_fp8.hlo import Shape
 from xla_fp8.target import GraphCall
+from xla_fp8.tracing.surroundings import apart, dtypes_of_shapes
 
 
 def partitioned(call: GraphCall, lower: Callable[[GraphCall], Implementation]) -> Implementation:
@@ -56,15 +57,16 @@ def partitioned(call: GraphCall, lower: Callable[[GraphCall], Implementation]) -
         axes = batch_axes(arguments)
 
         def of_a_shard(*operands: jax.Array) -> tuple[jax.Array, ...]:
-            results = lower(_with_batch(call, operands[0].shape[in_batch[0]]))(*operands)
-            if axes is None:
-                return tuple(results)
-            return tuple(
-                lax.pmax(result, axes)  # type: ignore[no-untyped-call]
-                if batch is None
-                else result
-                for result, batch in zip(results, out_batch, strict=True)
-            )
+            with apart(dtypes_of_shapes((*call.operand_shapes, *call.output_shapes))):  # XLA compiles, wherever
+                results = lower(_with_batch(call, operands[0].shape[in_batch[0]]))(*operands)
+                if axes is None:
+                    return tuple(results)
+                return tuple(
+                    lax.pmax(result, axes)  # type: ignore[no-untyped-call]
+                    if batch is None
+                    else result
+                    for result, batch in zip(results, out_batch, strict=True)
+                )
 
         return mesh, of_a_shard, result_shardings(mesh, axes), operand_shardings(mesh, axes)
 
