@@ -1,6 +1,7 @@
 """One session on Hopper GPUs: install, validate, random graphs, two devices, jit end to end; a report at the end.
 
     python3 benchmarks/hopper_session.py --out OUT [--seconds 560] [--seeds 0:500] [--only STEP,STEP] [--earlier DIR]
+                                         [--tests EXPRESSION]
 
 Installs what is in .wheels/ (no network is needed) and the project, then, while there is time:
 
@@ -10,6 +11,9 @@ Installs what is in .wheels/ (no network is needed) and the project, then, while
     running   what measures threads, memory and CUDA graphs, alone
     mosaic    tests of the mosaic backend in parallel processes (only when --only names it)
     jit       benchmarks/hopper_jit.py
+
+`--tests EXPRESSION` runs of each step the tests that pytest's -k chooses, e.g. "relu-nan or two_streams". A test that
+takes more than a minute leaves its threads' stacks in the log.
 
 OUT gets few files: results.jsonl (a line for each test as soon as it is over), validation.md, session.log,
 logs.tar.gz, hopper_jit.json. `--earlier DIR` (the OUT of a session before) continues: what passed there is
@@ -49,6 +53,7 @@ class Session:
         self.earlier = [arguments.earlier.resolve() / "results.jsonl"] if arguments.earlier else []
         self.processes: int = arguments.processes or max(2, min(16, (os.cpu_count() or 4) // 2))
         self.plugin: str | None = arguments.plugin
+        self.tests: str = arguments.tests
         self.gpus = max(1, len(list(Path("/dev").glob("nvidia[0-9]*"))))
         self.begin = time.monotonic()
         self.end = self.begin + arguments.seconds
@@ -114,7 +119,9 @@ class Session:
     def pytest(self, paths: list[str], *arguments: str) -> list[str]:
         plugin = ["-p", self.plugin] if self.plugin else []
         options = ["-q", "--tb=short", "-p", "no:cacheprovider", "-m", "hopper", *plugin]
-        return [sys.executable, "-P", "-m", "pytest", *options, *paths, *arguments]
+        stacks = ["-o", "faulthandler_timeout=60"]
+        chosen = ["-k", self.tests] if self.tests and "-k" not in arguments else []
+        return [sys.executable, "-P", "-m", "pytest", *options, *stacks, *paths, *arguments, *chosen]
 
     def start(self, name: str, command: list[str], more: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
         environment = {
@@ -190,6 +197,7 @@ def main() -> None:
     parser.add_argument("--seeds", default="0:500", help="random graphs through cuDNN")
     parser.add_argument("--mosaic-seeds", default="0:100", help="random convolutions through the Mosaic kernel")
     parser.add_argument("--processes", type=int, default=0, help="that share the tests; half the processors by default")
+    parser.add_argument("--tests", default="", metavar="EXPRESSION", help="only tests that match, as of pytest -k")
     parser.add_argument("--plugin")
     arguments = parser.parse_args()
     steps = arguments.only.split(",")

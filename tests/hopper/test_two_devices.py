@@ -80,7 +80,13 @@ def arguments() -> tuple[list[jax.Array], jax.Array, jax.Array]:
     return filters, x, wanted
 
 
-@pytest.mark.parametrize("backend", ["cudnn", "mosaic", "auto"])
+@pytest.fixture(autouse=True)
+def no_tuning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not what these tests are about, and XLA alone tunes a convolution for 20 s."""
+    monkeypatch.setenv("XLA_FP8_AUTOTUNE", "0")
+
+
+@pytest.mark.parametrize("backend", ["mosaic", "auto", "cudnn"])
 def test_a_sharded_training_step_gives_the_numbers_of_one_device(
     backend: str, check: Check, record_property: Callable[[str, object], None]
 ) -> None:
