@@ -166,7 +166,8 @@ RELU_RESIDUAL = Footprint((1,), (1,), 1)
 
 MEASURED: dict[str, tuple[Problem, Footprint, dict[tuple[int, int, int | str], float]]] = {
     # Microseconds on an H200, 2026-11-30, jax 0.11.2: the configs of each shape that were timed, as tile pixels and
-    # features, splits, and "p" where each consumer has its own tiles.
+    # features, and splits or letters: "p" where each consumer has its own tiles, "t" where the taps of a column share a
+    # copy, "r" where the filter stays. The last six, of another run, have all of these.
     "64x64-256": (
         *(same(32, 64, 256, 256), Footprint()),
         {
@@ -241,14 +242,108 @@ MEASURED: dict[str, tuple[Problem, Footprint, dict[tuple[int, int, int | str], f
         *(same(1, 8, 1280, 1280), Footprint()),
         {(128, 64, 5): 9.6, (128, 160, 10): 9.6, (128, 64, 6): 10.0},
     ),
+    "56x56-64 copies": (
+        *(same(64, 56, 64, 64), Footprint()),
+        {
+            (256, 64, 1): 26.0,
+            (256, 64, "ptr"): 14.8,
+            (256, 64, "pt"): 18.7,
+            (256, 64, "tr"): 16.6,
+            (256, 64, "t"): 18.2,
+            (128, 64, "ptr"): 16.0,
+            (128, 64, "pt"): 22.3,
+            (128, 64, "tr"): 17.0,
+            (128, 64, "t"): 22.5,
+            (256, 64, "pr"): 21.7,
+            (256, 64, "r"): 21.8,
+            (256, 64, "p"): 26.5,
+        },
+    ),
+    "28x28-128 copies": (
+        *(same(64, 28, 128, 128), Footprint()),
+        {
+            (128, 128, 1): 15.7,
+            (128, 128, "p"): 13.6,
+            (256, 64, "p"): 16.0,
+            (128, 128, "pr"): 16.6,
+            (128, 64, "ptr"): 15.6,
+            (64, 128, "ptr"): 16.9,
+            (128, 128, "r"): 16.7,
+            (128, 64, "pt"): 14.9,
+            (64, 128, "pt"): 16.7,
+            (128, 64, "tr"): 14.6,
+            (256, 32, "tr"): 21.2,
+            (128, 64, "t"): 15.5,
+            (256, 32, "t"): 21.2,
+        },
+    ),
+    "7x7-512 copies": (
+        *(same(64, 7, 512, 512), Footprint()),
+        {
+            (128, 128, 1): 14.7,
+            (256, 64, "t"): 14.8,
+            (128, 128, "t"): 14.0,
+            (256, 64, "pt"): 15.3,
+            (128, 128, "pt"): 14.4,
+            (128, 64, "pt"): 15.7,
+            (128, 128, "p"): 14.7,
+            (128, 32, "ptr"): 24.2,
+            (64, 32, "ptr"): 25.4,
+            (128, 32, "tr"): 22.6,
+        },
+    ),
+    "28x28-512-128-1x1 copies": (
+        *(same(64, 28, 512, 128, taps=1), Footprint()),
+        {
+            (128, 128, 1): 14.8,
+            (64, 128, "pr"): 14.6,
+            (128, 128, "pr"): 15.9,
+            (128, 64, "pr"): 14.8,
+            (128, 128, "p"): 15.1,
+            (128, 128, "r"): 15.1,
+        },
+    ),
+    "112x112-64-128 copies": (
+        *(same(64, 112, 64, 128), Footprint()),
+        {
+            (256, 128, 1): 117.1,
+            (128, 128, "ptr"): 76.6,
+            (256, 64, "ptr"): 89.6,
+            (256, 64, "pt"): 110.7,
+            (128, 128, "pt"): 120.3,
+            (256, 128, "tr"): 78.7,
+            (128, 128, "tr"): 92.6,
+            (256, 128, "t"): 84.6,
+            (128, 128, "t"): 121.9,
+            (256, 128, "r"): 90.0,
+            (128, 128, "pr"): 93.4,
+            (128, 128, "p"): 155.1,
+        },
+    ),
+    "sd2/64 copies": (
+        *(same(2, 64, 320, 320), Footprint()),
+        {
+            (128, 160, 1): 16.4,
+            (128, 160, "t"): 14.5,
+            (256, 96, "t"): 16.0,
+            (128, 160, "pt"): 16.3,
+            (64, 160, "pt"): 17.6,
+            (128, 160, "p"): 16.7,
+            (128, 64, "tr"): 16.7,
+            (256, 32, "tr"): 20.0,
+            (128, 64, "ptr"): 19.2,
+            (64, 64, "ptr"): 20.0,
+            (128, 32, "pr"): 31.0,
+            (128, 32, "r"): 36.3,
+        },
+    ),
 }
 
 
 def kind(config: Config) -> tuple[int, int, int | str]:
-    """What of a config the times are kept for; a name that none has where copies or filters are shared."""
-    if config.taps > 1 or config.resident:
-        return config.tile_pixels, config.tile_features, "shared"
-    return config.tile_pixels, config.tile_features, "p" if config.pingpong else config.splits
+    """What of a config the times are kept for."""
+    letters = "p" * config.pingpong + "t" * (config.taps > 1) + "r" * (config.resident > 0)
+    return config.tile_pixels, config.tile_features, letters or config.splits
 
 
 @pytest.mark.parametrize("name", MEASURED)

@@ -454,6 +454,9 @@ _TAP_OVERHEAD = 40
 _ELEMENT, _SIDE_BYTE, _SPECIAL = 0.051, 0.070, 0.024
 """Cycles of the epilogue for an output element, for a byte of a side tensor, for an exponential or reciprocal."""
 
+_AMAX_BLOCK = 90
+"""Cycles of the epilogue for the largest value of each column block."""
+
 _SUMS_ELEMENT = 2 * _ELEMENT
 """The same for an f32 sum of a split."""
 
@@ -530,10 +533,12 @@ def _step_cycles(config: Config) -> float:
 
 def _epilogue_cycles(config: Config, footprint: Footprint) -> float:
     """Of a tile, with both consumers at work."""
-    element = _ELEMENT + _SIDE_BYTE * sum(footprint.side_sizes) + _SPECIAL * footprint.special
+    elements = config.tile_pixels * config.tile_features
     if config.splits > 1:
-        element = _SUMS_ELEMENT
-    return config.tile_pixels * config.tile_features * element + _TILE_OVERHEAD
+        return elements * _SUMS_ELEMENT + _TILE_OVERHEAD
+    each = _ELEMENT + _SIDE_BYTE * sum(footprint.side_sizes) + _SPECIAL * footprint.special
+    blocks = config.tile_features / footprint.columns(config)
+    return elements * each + _TILE_OVERHEAD + footprint.amax * _AMAX_BLOCK * blocks
 
 
 def _memory_bytes(problem: Problem, config: Config, footprint: Footprint) -> int:
