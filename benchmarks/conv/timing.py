@@ -21,6 +21,7 @@ _ROUND = 4e-3  # seconds of work behind one delay
 _MOST_RUNS = 24  # the runtime lets 32 programs wait
 _MOST_DELAYS = 7
 _ATTEMPTS = 3
+_SPREAD = 1 / 3  # of the time: rounds that differ by more were disturbed
 _POOL = 1 << 22
 
 NOISE = "shorter than what the delay varies by"
@@ -85,7 +86,7 @@ def _seconds(contestant: Contestant | None, runs: int, delays: int = 1) -> tuple
 def time_in_turn(contestants: Mapping[str, Contestant], rounds: int = ROUNDS) -> dict[str, Timing | str]:
     """Times all, one after another in each round; or says why one has no time.
 
-    Who was disturbed, or launched more slowly than the device worked, is timed again behind longer delays.
+    Who was disturbed, or launched more slowly than the device worked, is timed again, longer, behind longer delays.
     """
     firsts: dict[str, float] = {}
     found: dict[str, Timing | str] = {}
@@ -104,7 +105,11 @@ def time_in_turn(contestants: Mapping[str, Contestant], rounds: int = ROUNDS) ->
             name: NOISE if one is None else dataclasses.replace(one, first_s=firsts[name])
             for name, one in timings.items()
         }
-        left = {name: contestants[name] for name, one in timings.items() if one is None or one.host_bound}
+        left = {
+            name: contestants[name]
+            for name, one in timings.items()
+            if one is None or one.host_bound or one.spread > _SPREAD * one.us
+        }
         if not left:
             break
     return found
@@ -160,9 +165,16 @@ class Inputs:
 
     def of(self, operands: Sequence[jax.ShapeDtypeStruct]) -> tuple[Any, ...]:
         """The arguments of a program: inputs and filter normal, so scaled that outputs are of the order of tens."""
+        return self._arguments(operands, self._array)
+
+    def on_host(self, operands: Sequence[jax.ShapeDtypeStruct]) -> tuple[Any, ...]:
+        """The same before they are on the device, and not shared."""
+        return self._arguments(operands, self._values)
+
+    def _arguments(self, operands: Sequence[jax.ShapeDtypeStruct], make: Callable[..., Any]) -> tuple[Any, ...]:
         x, *rest = operands
-        inputs = [self._array(x, number) for number in range(calls(operands))]
-        return (inputs, *(self._array(operand, 100 + number) for number, operand in enumerate(rest)))
+        inputs = [make(x, number) for number in range(calls(operands))]
+        return (inputs, *(make(operand, 100 + number) for number, operand in enumerate(rest)))
 
     def _array(self, operand: jax.ShapeDtypeStruct, number: int) -> jax.Array:
         key = operand.shape, operand.dtype, number

@@ -70,12 +70,11 @@ def _tune(case: Case, contestant: str, lock: Path, limit: int) -> tuple[dict[str
                 compiled[name] = future.result()
             except Exception as error:
                 problems[name] = short(error)
-    arguments = Inputs(case.shape.product[2]).of(programs[0].operands)
-    contestants = {
-        name: Contestant(executable, arguments, calls(programs[0].operands)) for name, executable in compiled.items()
-    }
-    jax.block_until_ready(arguments)
-    with _alone(lock):
+    operands = programs[0].operands
+    on_host = Inputs(case.shape.product[2]).on_host(operands)
+    with _alone(lock):  # copies too would disturb whoever times
+        arguments = jax.block_until_ready(jax.device_put(on_host))
+        contestants = {name: Contestant(program, arguments, calls(operands)) for name, program in compiled.items()}
         timings = time_in_turn(contestants, rounds=3)
     times = {name: t.us for name, t in timings.items() if isinstance(t, Timing)}
     problems |= {name: t for name, t in timings.items() if isinstance(t, str)}
@@ -101,7 +100,7 @@ def _tune(case: Case, contestant: str, lock: Path, limit: int) -> tuple[dict[str
 
 @contextlib.contextmanager
 def _alone(lock: Path) -> Iterator[None]:
-    """No other worker times on this GPU meanwhile."""
+    """No other worker uses this GPU meanwhile, but to load programs."""
     with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
