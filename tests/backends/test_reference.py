@@ -105,6 +105,33 @@ def test_convolutions(
     np.testing.assert_array_equal(np.asarray(y), expected)
 
 
+@pytest.mark.parametrize("image", [(1, 1), (2, 1), (2, 4)], ids=str)
+def test_zeros_of_padding_are_multiplied(image: tuple[int, int]) -> None:
+    """XLA's CPU leaves them out where a filter is larger than its image."""
+    window = Window.parse("{size=3x3 pad=1_1x1_1}")
+    x = np.ones((2, *image, 1), E5M2)
+    w = np.ones((3, 3, 1, 2), E5M2)
+    w[0, 0, 0, 1] = np.inf
+    with np.errstate(invalid="ignore"):  # infinity times zero
+        expected = convolution(
+            x.transpose(0, 3, 1, 2).astype(float), w.transpose(3, 2, 0, 1).astype(float), window, 1, 1
+        )
+    (y,) = reference.run("1:[f32]conv();", window, NHWC, 1, [x, w])
+    np.testing.assert_array_equal(np.asarray(y), expected.transpose(0, 2, 3, 1))
+    assert np.isnan(y[:, 0, 0, 1]).all()
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_what_a_row_is_shifted_by_is_not_seen(stride: int) -> None:
+    """XLA's CPU returns for the last output of a row padded by -1_1 what lies behind the input in memory."""
+    window = Window.parse(f"{{size=1 stride={stride} pad=-1_1}}")
+    labels = ConvolutionDimensionNumbers.parse("b0f_o0i->b0f")
+    x, w = small_integers((2, 35, 320), E4M3, seed=3), small_integers((320, 1, 320), E4M3, seed=4)
+    (y,) = reference.run("1:[f32]conv();", window, labels, 1, [x, w])
+    seen = np.pad(x.astype(np.float32)[:, 1:], ((0, 0), (0, 1), (0, 0)))[:, ::stride]
+    np.testing.assert_array_equal(np.asarray(y), seen @ w[:, 0].astype(np.float32).T)
+
+
 X = np.linspace(-6, 6, 48).reshape(1, 4, 4, 3).astype(E4M3)
 EYE = np.eye(3).reshape(1, 1, 3, 3).astype(E4M3)
 WIDE = X.astype(np.float32)

@@ -17,6 +17,7 @@ It defines what a graph means; the other backends are tested against it. Numeric
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -124,6 +125,8 @@ def convolution(
     """HLO's convolution, with a result in f32."""
     wide = jnp.bfloat16 if form == "bf16" else jnp.float32
     lhs, rhs = lhs.astype(wide), rhs.astype(wide)
+    if form == "exact":
+        lhs, window = _padded(lhs, window, labels)
     if form != "fusible":
         # On a GPU, XLA would turn a convolution of converted FP8 operands into a cuDNN FP8 graph, and the reference
         # would be the thing that it is to check.
@@ -154,6 +157,20 @@ def convolution(
         precision=None if form == "bf16" else lax.Precision.HIGHEST,
         preferred_element_type=jnp.float32,
     )
+
+
+def _padded(lhs: jax.Array, window: Window, labels: ConvolutionDimensionNumbers) -> tuple[jax.Array, Window]:
+    """The input with all its zeros, and the window over it, which pads and dilates nothing.
+
+    HLO multiplies the zeros: by infinity to NaN. Given to XLA's CPU as attributes of the convolution they may be left
+    out (it swaps operands where the filter is larger than the image), and of a 1-D convolution padded by -1_1 it
+    returns what lies behind the input in memory.
+    """
+    added = [(0, 0, 0)] * lhs.ndim
+    for dimension, w in zip(labels.input_spatial_dimensions, window, strict=True):
+        added[dimension] = (w.padding_low, w.padding_high, w.base_dilation - 1)
+    bare = (dataclasses.replace(w, padding_low=0, padding_high=0, base_dilation=1) for w in window)
+    return lax.pad(lhs, jnp.zeros((), lhs.dtype), added), Window(tuple(bare))
 
 
 def _gelu_erf(a: jax.Array) -> jax.Array:

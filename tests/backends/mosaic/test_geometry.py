@@ -201,6 +201,15 @@ PROBLEMS = {
     "dilated input and stride": Problem(
         1, 5, 6, 32, 32, 6, 5, taps=(3, 3), stride=(2, 3), padding=(3, 2), base_dilation=(3, 2)
     ),
+    "input dilated by its stride": Problem(
+        2, 5, 6, 32, 32, 5, 6, taps=(5, 3), stride=(2, 1), padding=(2, 1), base_dilation=(2, 1)
+    ),
+    "stride, a multiple of the input's dilation": Problem(
+        1, 9, 12, 32, 48, 5, 3, taps=(4, 7), stride=(4, 3), dilation=(1, 2), padding=(1, 6), base_dilation=(2, 3)
+    ),
+    "dilated input of which no tap sees a number": Problem(
+        1, 4, 1, 32, 32, 4, 2, taps=(3, 2), stride=(2, 1), dilation=(2, 1), padding=(1, 1), base_dilation=(2, 1)
+    ),
     "gradient with negative padding": Problem(
         1, 6, 6, 32, 32, 7, 6, taps=(3, 3), padding=(-1, -2), base_dilation=(2, 2)
     ),
@@ -391,36 +400,61 @@ def test_traced_arithmetic_is_that_of_ints(name: str) -> None:
             assert tuple(map(int, traced(tile, number))) == start(tile, number)
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_random_problems(seed: int) -> None:
-    rng = np.random.default_rng(seed)
+def random_problem(rng: np.random.Generator) -> Problem:
+    """Small, with sizes of 1 in every dimension more often than not."""
 
-    def pair(*choices: int) -> tuple[int, int]:
-        first, second = (int(choice) for choice in rng.choice(choices, 2))
-        return first, second
+    def one(*choices: int) -> int:
+        return int(rng.choice(choices))
 
-    (height, width), (out_height, out_width) = pair(*range(1, 14)), pair(*range(1, 20))
-    channels, features = pair(16, 32, 48, 80)
-    problem = Problem(
-        int(rng.integers(1, 4)),
-        height,
-        width,
-        channels,
-        features,
-        out_height,
-        out_width,
-        taps=pair(1, 2, 3, 4, 7),
-        stride=pair(1, 1, 2, 3),
-        dilation=pair(1, 1, 2, 3),
-        padding=pair(*range(-3, 7)),
-        base_dilation=pair(1, 2, 2, 3, 4),
-    )
-    input = rng.integers(-4, 5, problem.input_shape).astype(np.float32)
-    filter = rng.integers(-4, 5, problem.filter_shape).astype(np.float32)
-    boxes = BOXES[:4]
-    config = Config(*boxes[seed % len(boxes)], tile_features=64, tile_channels=32, stages=4, pingpong=seed % 3 == 0)
-    geometry = Geometry(problem, config)
-    np.testing.assert_array_equal(implicit_gemm(geometry, input, filter), convolution(problem, input, filter))
+    def along() -> tuple[int, ...]:
+        size, taps, stride = one(1, 1, 2, 3, 5, 8, 13), one(1, 1, 2, 3, 3, 4, 7), one(1, 1, 2, 2, 3, 4)
+        dilation, zeros = one(1, 1, 2, 3), one(1, 1, 2, 3, 4)
+        reach = (taps - 1) * dilation
+        low, high = one(0, reach // 2, reach, reach + 3, -1, -2), one(0, reach - reach // 2, reach + 4, -1)
+        return size, taps, stride, dilation, zeros, low, (size - 1) * zeros + low + high - reach
+
+    rows, columns = along(), along()
+    (height, width), taps, stride, dilation, zeros, padding, last = zip(rows, columns, strict=True)
+    if min(last) < 0:
+        return random_problem(rng)
+    out_height, out_width = (at // apart + 1 for at, apart in zip(last, stride, strict=True))
+    shape = one(1, 1, 2, 3, 5), height, width, one(16, 48, 80), one(16, 48, 80), out_height, out_width
+    problem = Problem(*shape, taps, stride, dilation, padding, base_dilation=zeros).flattened()
+    return problem if problem.flops < 5e6 else random_problem(rng)
+
+
+def random_config(rng: np.random.Generator, problem: Problem) -> Config:
+    """A box of any shape, and any of the schedules that the problem has; sensible or not."""
+
+    def often() -> bool:
+        return bool(rng.random() < 0.5)
+
+    pingpong = often()
+    bits = 6 + int(rng.integers(2)) + (not pingpong)
+    first, second = sorted(int(n) for n in rng.integers(bits + 1, size=2))
+    box = (1 << first, 1 << second - first, 1 << bits - second)
+    config = Config(*box, int(rng.choice([32, 64])), int(rng.choice([32, 64, 128])), 4, pingpong=pingpong)
+    if problem.base_dilation != (1, 1):
+        return config
+    if shares_taps(problem, config) and often():
+        config = dataclasses.replace(config, taps=problem.taps[0])
+    tiles = math.prod(problem.taps) * -(-problem.channels // config.tile_channels)
+    if often():
+        return dataclasses.replace(config, resident=tiles)
+    splits = 1 if pingpong else int(rng.choice([n for n in range(1, 11) if tiles // config.taps % n == 0]))
+    return dataclasses.replace(config, splits=splits)
+
+
+@pytest.mark.parametrize("first", range(0, 400, 50))
+def test_random_problems(first: int) -> None:
+    for seed in range(first, first + 50):
+        rng = np.random.default_rng(seed)
+        problem = random_problem(rng)
+        config = random_config(rng, problem)
+        input = rng.integers(-4, 5, problem.input_shape).astype(np.float32)
+        filter = rng.integers(-4, 5, problem.filter_shape).astype(np.float32)
+        found = implicit_gemm(Geometry(problem, config), input, filter)
+        np.testing.assert_array_equal(found, convolution(problem, input, filter), f"{seed}: {problem} {config}")
 
 
 @pytest.mark.parametrize(

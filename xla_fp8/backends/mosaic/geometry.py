@@ -366,7 +366,7 @@ class Geometry:
             return Step(0, tap, tap, block * self.config.tile_channels)
         _, s = self._taps(origin)
         row, column = _div(tap, s), _rem(tap, s)
-        if self.phased:
+        if self.problem.base_dilation != (1, 1):  # one phase, too, sees a part of the taps: stride 2 over zeros of 2
             first = [
                 _one_of([phase.first_tap for phase in along.phases], index)
                 for along, index in zip(self.problem.phases, origin.phase, strict=True)
