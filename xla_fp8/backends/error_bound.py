@@ -2,10 +2,17 @@
 
 An FP8 tensor core multiplies exactly and adds up inexactly: within one instruction every addend, and the sum so far, is
 aligned to the largest of them and cut off 13 bits behind its leading one (Hopper: DeepSeek-V3 technical report, section
-3.5.2: of 32 aligned products the highest 14 bits are added). Each of the n addends so loses less than
-`unit` times the largest magnitude, which for addends of random sign is about r = sqrt(sum of (x*w)^2). The losses too
-have random signs, so by Azuma's and Hoeffding's inequality their sum is beyond DEVIATIONS * unit * sqrt(n) * r with a
-probability of less than 1e-9. r^2 is a convolution of squares.
+3.5.2: of 32 aligned products the highest 14 bits are added). Each of the n addends so loses between nothing and `unit`
+times the largest magnitude, in the direction of zero. The largest is about the sum so far: for addends in random order
+a random walk beside a drift, at most r = sqrt(sum of (x*w)^2) beside k/n of the sum s itself. Its root mean square over
+all k is m = sqrt(r^2 + s^2 / 3). r^2 is a convolution of squares.
+
+A loss has the sign of its addend. Losses of random signs are, by Azuma's and Hoeffding's inequality, beyond
+DEVIATIONS * unit * sqrt(n) * m together with a probability of less than 1e-9. Where d more addends are positive than
+negative, or negative than positive, the losses of that many have no counterpart, and add d * unit * m: little for most
+operands, n for numbers of one sign. d is a convolution of signs.
+
+Added to a sum in f32 after every p products, m is that of p of n products: r shrinks by sqrt(p / n), s by p / n.
 
 From the convolution the error goes through the graph: each op passes on its operand's, times how steep the op can be,
 and adds its own rounding. An output is right if it lies between what the two ends of the interval round to; so a store
@@ -17,7 +24,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -51,14 +58,16 @@ class Accumulator:
         unit: what an addition loses at most, relative to the largest addend.
         promoted: after how many products the sum so far is added to one in f32, which loses next to nothing; infinite
             where the whole sum is made in one accumulator.
+        truncates: cuts off towards zero, and does not round to nearest.
     """
 
     unit: float
     promoted: float = math.inf
+    truncates: bool = False
 
 
 F32 = Accumulator(2.0**-24)
-TENSOR_CORE = Accumulator(2.0**-13)
+TENSOR_CORE = Accumulator(2.0**-13, truncates=True)
 """Hopper's FP8 tensor core: cuDNN's kernels, and the Mosaic kernel at precision "default"."""
 
 
@@ -117,18 +126,35 @@ def intervals(call: GraphCall, operands: Sequence[Any], accumulator: Accumulator
 def _values_and_errors(
     call: GraphCall, operands: Sequence[jax.Array], accumulator: Accumulator
 ) -> tuple[dict[int, jax.Array], dict[int, jax.Array]]:
-    graph, labels, filter_shape = call.graph, call.dim_labels, call.operand_shapes[1]
+    graph, labels = call.graph, call.dim_labels
     values = reference.node_values(graph, call.window, labels, call.feature_group_count, operands)
-    lhs, rhs = (operand.astype(jnp.float32) ** 2 for operand in operands[:2])
-    spread = jnp.sqrt(reference.convolution(lhs, rhs, call.window, labels, call.feature_group_count, 1))
-    products = math.prod(filter_shape.dimensions) // filter_shape.dimensions[labels.kernel_output_feature_dimension]
-    unit = accumulator.unit * math.sqrt(min(products, accumulator.promoted)) + F32.unit * math.sqrt(products)
-    errors = {graph.nodes[0].uid: DEVIATIONS * unit * spread}
-    sides = reference.side_values(graph, labels, operands, spread.ndim)
+    errors = {graph.nodes[0].uid: _error_of_sums(call, operands, values[graph.nodes[0].uid], accumulator)}
+    sides = reference.side_values(graph, labels, operands, len(call.output_shapes[0].dimensions))
     for node in graph.nodes[1:]:
         inside = [(values[uid], errors[uid]) for uid in node.operands]
         errors[node.uid] = _error(node, values[node.uid], inside, sides[node.uid])
     return values, errors
+
+
+def _error_of_sums(
+    call: GraphCall, operands: Sequence[jax.Array], sums: jax.Array, accumulator: Accumulator
+) -> jax.Array:
+    """The error of the convolution itself: see the head of this file, whose names these are."""
+
+    def convolution(of: Callable[[jax.Array], jax.Array]) -> jax.Array:
+        lhs, rhs = (of(operand.astype(jnp.float32)) for operand in operands[:2])
+        return reference.convolution(lhs, rhs, call.window, call.dim_labels, call.feature_group_count, 1)
+
+    filter_shape = call.operand_shapes[1]
+    n = math.prod(filter_shape.dimensions) // filter_shape.dimensions[call.dim_labels.kernel_output_feature_dimension]
+    r, s = jnp.sqrt(convolution(jnp.square)), jnp.abs(sums)
+    d = jnp.abs(convolution(jnp.sign)) if accumulator.truncates else 0
+
+    def m(share: float) -> jax.Array:
+        return jnp.hypot(math.sqrt(share) * r, share * s / math.sqrt(3))
+
+    random = DEVIATIONS * math.sqrt(n)
+    return accumulator.unit * (random + d) * m(min(1.0, accumulator.promoted / n)) + F32.unit * random * m(1.0)
 
 
 def _error(
