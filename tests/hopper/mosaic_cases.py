@@ -172,6 +172,31 @@ WINDOWS: dict[str, dict[str, Any]] = {
     "gradient-4": {"image": (6, 5), "filter": (4, 4), "window": "{size=4x4 pad=3_3x3_3 lhs_dilate=4x4}"},
     "gradient-3x1": {"image": (6, 15), "window": "{size=3x3 pad=2_1x1_1 lhs_dilate=3x1}"},
     "gradient-dilated": {"image": (6, 7), "window": "{size=3x3 pad=3_3x4_4 lhs_dilate=2x2 rhs_dilate=2x3}"},
+    "dilated-by-its-stride": {
+        "image": (9, 12),
+        "channels": 64,
+        "filter": (5, 3),
+        "window": "{size=5x3 stride=2x1 pad=2_2x1_1 lhs_dilate=2x1}",
+    },
+    "dilated-by-a-part": {
+        "image": (9, 14),
+        "channels": 48,
+        "filter": (4, 7),
+        "window": "{size=4x7 stride=4x3 pad=1_2x6_6 lhs_dilate=2x3 rhs_dilate=1x2}",
+    },
+    "dilated-and-unseen": {  # every tap of every output is on a zero between rows
+        "image": (6, 8),
+        "filter": (3, 3),
+        "window": "{size=3x3 stride=2x1 pad=1_1x1_1 lhs_dilate=2x1 rhs_dilate=2x1}",
+    },
+    "1-D-shifted": {"image": (35,), "channels": 320, "filter": (1,), "window": "{size=1 stride=2 pad=-1_1}"},
+    "more-taps-than-pixels": {
+        "batch": 33,
+        "image": (3, 2),
+        "channels": 48,
+        "filter": (5, 4),
+        "window": "{size=5x4 pad=3_2x2_3}",
+    },
     "gradient-many-tiles": {"batch": 16, "image": (28, 28), "channels": 64, "features": 96, "window": GRADIENT_2},
 }
 ODD: dict[str, Any] = {"batch": 3, "image": (9, 10), "channels": 80, "features": 144}
