@@ -48,9 +48,12 @@ def run(out: Path, seconds: float, rows: Sequence[Case], alone: Sequence[Case], 
         if name in wanted
     }
     kernels: dict[tuple[str, str], concurrent.futures.Future[Any]] = {}
+    firsts: dict[str, str] = {}
     deadline = end - _MEASURING * seconds
     for case in (*rows, *alone):
-        for config in _chosen(case, limit):
+        chosen = _chosen(case, limit)
+        firsts[case.name] = str(chosen[0])
+        for config in chosen:
             if time.monotonic() < deadline:
                 lowered = program(case, "mosaic", backend_of("mosaic"), config).lower()
                 kernels[case.name, str(config)] = pool.submit(lowered.compile)
@@ -68,7 +71,7 @@ def run(out: Path, seconds: float, rows: Sequence[Case], alone: Sequence[Case], 
             break
         done = {key[1]: future for key, future in futures.items() if key[0] == case.name and future.done()}
         row = measuring.bare_row(case)
-        row["contestants"] = _measure(case, done, inputs[case.shape])
+        row["contestants"] = _measure(case, done, inputs[case.shape], firsts[case.name])
         measuring.rows[case.name] = row
         measuring.save()
         print(f"{time.monotonic() - start:5.0f} s  {describe(row)}", flush=True)
@@ -76,7 +79,7 @@ def run(out: Path, seconds: float, rows: Sequence[Case], alone: Sequence[Case], 
 
 
 def _measure(
-    case: Case, compiled: dict[str, concurrent.futures.Future[Any]], inputs: Inputs
+    case: Case, compiled: dict[str, concurrent.futures.Future[Any]], inputs: Inputs, first: str
 ) -> dict[str, dict[str, Any]]:
     problems: dict[str, str] = {}
     entrants: dict[str, Contestant] = {}
@@ -100,7 +103,6 @@ def _measure(
         print(f"    {found.us:8.2f} us  spread {found.spread:6.2f}{' ~' if found.host_bound else '  '} {name}")
     if mine:
         best = min(mine, key=lambda name: mine[name].us)
-        first = next(name for name in compiled if name not in case.contestants)
         facts["mosaic"] = _facts(mine[best]) | {
             "config": best,
             "first": mine[first].us if first in mine else None,
