@@ -20,7 +20,7 @@ from xla_fp8.backends.protocol import Config, Implementation, No
 from xla_fp8.backends.registry import BackendError, ReferenceBackend
 from xla_fp8.passes import DEFAULT_PIPELINE
 from xla_fp8.report import Report
-from xla_fp8.target import GraphCall, Target
+from xla_fp8.target import GraphCall, Target, Verdict
 from xla_fp8.tracing.errors import DumpWarning
 
 
@@ -231,13 +231,52 @@ class Broken(ReferenceBackend):
         raise BackendError("no plan builds")
 
 
+@dataclasses.dataclass(frozen=True)
+class BrokenKernel(Broken):
+    name: str = "broken kernel"
+    opaque: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class NotInstalled(ReferenceBackend):
+    name: str = "not installed"
+
+    def missing(self) -> str | None:
+        return "cudnn-test is not installed: pip install cudnn-test"
+
+    def supports(self, call: GraphCall, target: Target) -> Verdict:
+        return No(self.missing() or "")
+
+
 def test_a_backend_that_fails_costs_the_rewrite_and_not_the_program() -> None:
     with pytest.warns(xla_fp8.FallbackWarning, match="no plan builds") as warned:
         found = xla_fp8.jit(wide_layer, backend=Broken())(*tensors())
     assert len(warned) == 1
     assert_close(found, jax.jit(wide_layer)(*tensors()))
-    with pytest.raises(BackendError, match="no plan builds"):
+    with pytest.raises(xla_fp8.NotRewrittenError, match="no plan builds"):
         xla_fp8.jit(wide_layer, backend=Broken(), strict=True)(*tensors())
+
+
+def test_a_report_claims_no_rewrite_that_lowering_does_not_bring_about() -> None:
+    (entry,) = xla_fp8.explain(wide_layer, backend=Broken())(*tensors()).refused
+    assert (entry.graph, entry.rule) == (None, "failed")
+    assert entry.reason == "lowering it failed: BackendError: no plan builds"
+    fast = xla_fp8.jit(wide_layer, backend=BrokenKernel())
+    assert fast.report(*tensors()).summary.startswith("1 rewritten"), "kernels are not made for a report"
+    with pytest.warns(xla_fp8.FallbackWarning, match="no plan builds"):
+        fast(*tensors())
+    assert fast.report(*tensors()).summary.startswith("0 rewritten, 1 refused")
+    with pytest.raises(xla_fp8.NotRewrittenError, match="no plan builds"):
+        xla_fp8.jit(wide_layer, backend=BrokenKernel(name="another"), strict=True)(*tensors())
+
+
+def test_a_backend_that_is_not_installed_is_one_warning() -> None:
+    def two(x8: jax.Array, w8: jax.Array) -> Any:
+        return wide_layer(x8, w8), lax.map(lambda x: wide_layer(x[None], w8), x8)
+
+    with pytest.warns(xla_fp8.FallbackWarning, match=r"cudnn-test is not installed: pip install") as warned:
+        xla_fp8.jit(two, backend=NotInstalled())(*tensors())
+    assert len(warned) == 1
 
 
 def test_a_kernel_for_gpus_is_not_lowered_for_a_cpu() -> None:
@@ -245,6 +284,13 @@ def test_a_kernel_for_gpus_is_not_lowered_for_a_cpu() -> None:
     with pytest.warns(xla_fp8.FallbackWarning, match=r"the mosaic backend runs on cuda, and .* lowered for cpu"):
         found = xla_fp8.jit(wide_layer, backend="mosaic", target="h200")(x8, w8)
     assert_close(found, jax.jit(wide_layer)(x8, w8))
+    (entry,) = xla_fp8.explain(wide_layer, backend="mosaic", target="h200")(x8, w8).refused
+    assert entry.rule == "backend"
+    assert "the mosaic backend runs on cuda, and this program is lowered for cpu" in entry.reason
+    strict = xla_fp8.jit(wide_layer, backend="mosaic", target="h200", strict=True)
+    with pytest.raises(xla_fp8.NotRewrittenError, match="lowered for cpu"):
+        strict(x8, w8)
+    strict.trace(x8, w8)  # it may yet be lowered for a GPU
 
 
 def test_passes_may_be_one_string() -> None:

@@ -25,7 +25,7 @@ from xla_fp8.tracing import lowering  # noqa: F401  (registers how regions lower
 from xla_fp8.tracing.errors import FallbackWarning, NotRewrittenError
 from xla_fp8.tracing.options import Options
 from xla_fp8.tracing.region import cut_closed
-from xla_fp8.tracing.reporting import check_strict, report_of
+from xla_fp8.tracing.reporting import check_strict, report_of, strict_platform
 from xla_fp8.tracing.untraceable import is_untraceable, reason, untraceable
 
 ReportCallback = Callable[[Report], object]
@@ -97,17 +97,18 @@ def rewrite(
         is_news = jaxpr not in told and (report is not None or _printing())
         try:
             changed = cut_closed(jaxpr, options)
-            found = report_of(changed, options) if strict or is_news else None
+            found = report_of(changed, options) if is_news else None
+            checked = report_of(changed, options, strict_platform(options)) if strict else None
         except Exception as error:  # never worse than plain JAX
             if strict:
-                raise
+                raise NotRewrittenError(f"strict=True, and rewriting {name_of(fn)} failed: {error!r}") from error
             _warn(fn, f"{type(error).__name__}: {error}")
-            changed, found = jaxpr, None
-        if found is not None and is_news:
+            changed, found, checked = jaxpr, None, None
+        if found is not None:
             tell(found)
             told.add(jaxpr)
-        if found is not None and strict:
-            check_strict(found)
+        if checked is not None:
+            check_strict(checked)
         if changed is jaxpr:
             return jax.tree.unflatten(out_tree, core.jaxpr_as_fun(jaxpr)(*call.arrays))
         return jax.tree.unflatten(out_tree, _jax_compat.evaluate_staged(changed, call.arrays, call.function.__name__))

@@ -56,6 +56,9 @@ class Backend(Protocol):
     One whose configs are costly to list may have `config_named(call, target, name)`: the config with this text, or with
     None the one that a heuristic prefers; None where there is none. The autotuner then lists them only to time them.
 
+    One that needs other packages may have `missing()`: a sentence that names what is not installed, or None. Whoever
+    names that backend is warned.
+
     One with a true attribute `needs_python` lowers to calls that only a process with this package can run; `jax.export`
     leaves its chains to XLA.
     """

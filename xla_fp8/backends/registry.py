@@ -126,6 +126,12 @@ def backends_for(choice: str | Backend, platform: str) -> tuple[Backend, ...]:
     return (BACKENDS[choice](),)
 
 
+def missing(choice: str | Backend, platform: str) -> str:
+    """What is not installed of the backend that was named, with the pip line; "" where all is there, or for "auto"."""
+    backends = () if choice == "auto" else backends_for(choice, platform)
+    return next((why for b in backends if (why := getattr(b, "missing", lambda: None)())), "")
+
+
 def choose(backends: Sequence[Backend], call: GraphCall, target: Target) -> Backend | No:
     """The first backend that runs `call`, or why none does."""
     reasons = []

@@ -23,10 +23,15 @@ _NAME = "xla_fp8_region"
 
 
 class Family:
-    """The regions that one cut has made: closed jaxprs, added as they are made. One object equals no other."""
+    """The regions that one cut has made: closed jaxprs, added as they are made. One object equals no other.
+
+    Attributes:
+        warned: what was warned of already while they were lowered.
+    """
 
     def __init__(self) -> None:
         self._jaxprs: dict[Any, Any] = {}
+        self.warned: set[str] = set()
 
     @property
     def jaxprs(self) -> list[Any]:

@@ -6,30 +6,26 @@ import dataclasses
 import functools
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 from jax.interpreters import mlir
 
 from xla_fp8 import _jax_compat
-from xla_fp8.backends import autotune, reference_matmul
 from xla_fp8.backends.fastest import FastestBackend
-from xla_fp8.backends.protocol import Implementation
-from xla_fp8.hlo.literal import numpy_dtype
-from xla_fp8.matmul import MatmulCall
+from xla_fp8.backends.registry import missing
 from xla_fp8.report import Report
-from xla_fp8.target import GraphCall
+from xla_fp8.tracing import implementation
 from xla_fp8.tracing.equations import Jaxpr
-from xla_fp8.tracing.errors import FallbackWarning, RegionError
+from xla_fp8.tracing.errors import FallbackWarning, NotRewrittenError, RegionError
 from xla_fp8.tracing.hlo_of_region import Family, dtypes_of
 from xla_fp8.tracing.inline import flat
 from xla_fp8.tracing.options import Options
-from xla_fp8.tracing.partition import partitioned
 from xla_fp8.tracing.region import opaque_region_p, region_p
 from xla_fp8.tracing.reporting import check_strict
 from xla_fp8.tracing.rewriting import MARK, Rewritten, rewritten
-from xla_fp8.tracing.surroundings import apart, dtypes_of_shapes
+from xla_fp8.tracing.surroundings import apart
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 
@@ -37,22 +33,25 @@ PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 def _lower(
     platform: str, context: Any, *arguments: Any, jaxpr: Jaxpr, options: Options, family: Family | None
 ) -> Sequence[Any]:
+    result: Rewritten | None = None
+    implementations: list[Jaxpr] = []
     try:
         result = rewritten(jaxpr, options, platform, os.environ.get("XLA_FP8_DUMP_DIR"), family)
         if _jax_compat.is_for_export(context):
             result = _for_export(result)
         implementations = _implementations(platform, context, result)
     except Exception as error:  # whatever went wrong, the user's own program is there to fall back to
+        why = implementation.told(error)
+        if result is not None and not isinstance(error, RegionError):  # which is about this lowering alone
+            result.failures.append(why)
         if options.strict:
-            raise
-        warnings.warn(
-            f"xla_fp8: an FP8 region runs as plain JAX, because rewriting it failed: {type(error).__name__}: {error}",
-            FallbackWarning,
-            stacklevel=2,
-        )
-        result, implementations = None, []
+            raise NotRewrittenError(f"strict=True, and rewriting an FP8 region failed: {why}") from error
+        _warn(f"an FP8 region runs as plain JAX, because rewriting it failed: {why}", family)
+        result = None
     if result is not None:
         _tell(result.report, options)
+        if why := missing(options.backend, platform):
+            _warn(f"FP8 chains run as plain JAX: {why}", family)
     if result is None or not result.stablehlo:
         return _lower_plain(context, jaxpr, arguments)
     return _merge(context, result, implementations, arguments)
@@ -64,6 +63,14 @@ def _tell(report: Report, options: Options) -> None:
         options.tell(report)
     if options.strict:
         check_strict(report)
+
+
+def _warn(message: str, family: Family | None) -> None:
+    """Warns, once for the regions of a family."""
+    if family is None or message not in family.warned:
+        warnings.warn(f"xla_fp8: {message}", FallbackWarning, stacklevel=3)
+    if family is not None:
+        family.warned.add(message)
 
 
 def _for_export(region: Rewritten) -> Rewritten:
@@ -97,42 +104,12 @@ def _implementations(platform: str, context: Any, region: Rewritten) -> list[Jax
     """
     if region.name in context.module_context.symbol_table:
         return []
-    for backend in region.backends:
-        platforms: Sequence[str] = getattr(backend, "platforms", (platform,))
-        if platform not in platforms:
-            raise RegionError(
-                f"the {backend.name} backend runs on {', '.join(platforms)}, and this program is lowered for "
-                f"{platform}; backend='auto' picks one that runs there"
-            )
-    matmuls = [_matmul(call, fusible=platform == "cuda") for call in region.matmuls]
-    return [*(_implementation(context, region, number) for number in range(len(region.calls))), *matmuls]
-
-
-def _matmul(call: MatmulCall, fusible: bool) -> Jaxpr:
-    """A matmul call in plain JAX; for XLA's GPU compiler as the chain of which it makes that call itself."""
-    run = functools.partial(reference_matmul.run, call, fusible=fusible)
-    return _traced(lambda *operands: run(operands), call)
-
-
-def _traced(implementation: Callable[..., Any], call: GraphCall | MatmulCall) -> Jaxpr:
-    operands = call.operand_shapes
-    avals = [jax.core.ShapedArray(s.dimensions, numpy_dtype(s.element_type)) for s in operands]
-    with apart(dtypes_of_shapes((*operands, *call.output_shapes))):
-        return jax.make_jaxpr(lambda *values: tuple(implementation(*values)))(*avals)
-
-
-def _implementation(context: Any, region: Rewritten, number: int) -> Jaxpr:
-    call, backend = region.calls[number], region.backends[number]
-
-    def lower(call: GraphCall, may_time: bool = True) -> Implementation:
-        return backend.lower(call, autotune.config_for(backend, call, region.target, may_time))
-
-    if backend.opaque and _jax_compat.is_partitioned(context):
-        # Shards are lowered while XLA compiles, which is no time to run programs.
-        implementation = partitioned(call, functools.partial(lower, may_time=False))
-    else:
-        implementation = lower(call)
-    return _traced(implementation, call)
+    if why := implementation.wrong_platform(region, platform):
+        raise RegionError(why)
+    is_partitioned = _jax_compat.is_partitioned(context)
+    pairs = zip(region.calls, region.backends, strict=True)
+    graphs = [implementation.of_graph(call, backend, region.target, is_partitioned) for call, backend in pairs]
+    return [*graphs, *(implementation.of_matmul(call, fusible=platform == "cuda") for call in region.matmuls)]
 
 
 def _merge(

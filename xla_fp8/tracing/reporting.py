@@ -11,10 +11,11 @@ from typing import Any
 import jax
 
 from xla_fp8 import _jax_compat
-from xla_fp8.backends.registry import platform_name
+from xla_fp8.backends.registry import backends_for, platform_name
 from xla_fp8.errors import XlaFp8Error
 from xla_fp8.report import Entry, PassTiming, Report
 from xla_fp8.target import Target
+from xla_fp8.tracing import implementation
 from xla_fp8.tracing.equations import (
     CHAIN,
     CONTRACTIONS,
@@ -30,11 +31,12 @@ from xla_fp8.tracing.errors import NotRewrittenError
 from xla_fp8.tracing.nested import Body, nested
 from xla_fp8.tracing.options import Options
 from xla_fp8.tracing.region import is_region
-from xla_fp8.tracing.rewriting import rewritten
+from xla_fp8.tracing.rewriting import Rewritten, rewritten
 
 _OPS = {"conv_general_dilated": "convolution", "dot_general": "dot"}
 _CARRIERS = frozenset({"sharding_constraint", "reshard", "optimization_barrier", "name", "device_put", "all_gather"})
 """What hands on a tensor as it is and yet must stay with JAX, so that no region reaches beyond it."""
+_BUG = "this is a bug of xla_fp8 or of the backend: the region runs as plain JAX"
 _DEQUANTIZE_BESIDE = (
     "dequantize next to the convolution: in the same body (of a scan, cond, shard_map, checkpoint, ...), and behind "
     "sharding constraints and barriers"
@@ -51,6 +53,16 @@ def report_of(jaxpr: Jaxpr, options: Options, platform: str | None = None) -> Re
     walk = _Walk(Report(target=str(options.target or Target.default())), platform_name(platform))
     walk.collect(jaxpr, {}, "")
     return walk.report
+
+
+def strict_platform(options: Options) -> str:
+    """The platform to ask about strict when a function is traced: JAX's default, or where the named backend runs.
+
+    What the function is lowered for in the end is asked then.
+    """
+    default = platform_name(jax.default_backend())
+    platforms = [getattr(b, "platforms", (default,)) for b in backends_for(options.backend, default)]
+    return default if any(default in names for names in platforms) else str(platforms[0][0])
 
 
 def check_strict(report: Report) -> None:
@@ -114,20 +126,30 @@ class _Walk:
     def _region(self, equation: Equation, is_fed_from_outside: bool) -> None:
         jaxpr, options, family = (equation.params[name] for name in ("jaxpr", "options", "family"))
         try:
-            region = rewritten(jaxpr, options, self.platform, family=family).report
-        except XlaFp8Error as error:
+            rewrite = rewritten(jaxpr, options, self.platform, family=family)
+        except Exception as error:  # nor does lowering stop at it
             entry = self._outside(equation, "", "")
-            reason, advice = f"the passes failed: {error}", "this is a bug of xla_fp8: the region runs as plain JAX"
-            self._add([dataclasses.replace(entry, reason=reason, advice=advice, rule="failed")])
+            why = error if isinstance(error, XlaFp8Error) else implementation.told(error)
+            self._add([dataclasses.replace(entry, reason=f"the passes failed: {why}", advice=_BUG, rule="failed")])
             return
-        entries = [*region.rewritten, *region.refused]
+        region = rewrite.report
+        undone = self._undone(rewrite)
+        entries = [*(dataclasses.replace(entry, **undone) for entry in region.rewritten), *region.refused]
         if is_fed_from_outside:
             entries = [
                 dataclasses.replace(e, advice=_DEQUANTIZE_BESIDE) if e.rule == "operand-not-fp8" else e for e in entries
             ]
         self._add(entries)
-        self.report.changed |= region.changed
+        self.report.changed |= region.changed and not undone
         self.report.timings = _added(self.report.timings, region.timings)
+
+    def _undone(self, region: Rewritten) -> dict[str, Any]:
+        """What makes refusals of the rewritten entries of a region that cannot be lowered; nothing where it can."""
+        if why := implementation.wrong_platform(region, self.platform):
+            return {"graph": None, "rule": "backend", "reason": why, "advice": ""}
+        if why := implementation.failure(region):
+            return {"graph": None, "rule": "failed", "reason": f"lowering it failed: {why}", "advice": _BUG}
+        return {}
 
     def _add(self, entries: list[Entry]) -> None:
         """Adds entries whose names are those of one module."""

@@ -38,6 +38,7 @@ class CudnnBackend:
     name: str = "cudnn"
     opaque: bool = True
     needs_python = True  # the call's target is registered by this process
+    platforms = ("cuda",)
 
     @property
     def version(self) -> str:
@@ -46,9 +47,12 @@ class CudnnBackend:
 
     def supports(self, call: GraphCall, target: Target) -> Verdict:
         """cuDNN's own answer, without device work; No with the pip line where a library is missing."""
-        if missing := library.why_missing(("cudnn", "jax_tvm_ffi")):
-            return No(missing)
-        return support(call, target)
+        missing = self.missing()
+        return No(missing) if missing else support(call, target)
+
+    def missing(self) -> str | None:
+        """Which library is not installed, with the pip line; None where all are."""
+        return library.why_missing(("cudnn", "jax_tvm_ffi"))
 
     def configs(self, call: GraphCall, target: Target) -> Sequence[Config]:
         """The plans that cuDNN proposes on the first GPU; the first is the one it prefers of those that

@@ -1,0 +1,85 @@
+"""What stands for a graph or matmul call in the program: the jaxpr that its backend makes, or why there is none."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+
+from xla_fp8.backends import autotune, reference_matmul
+from xla_fp8.backends.protocol import Backend, Implementation
+from xla_fp8.hlo.literal import numpy_dtype
+from xla_fp8.matmul import MatmulCall
+from xla_fp8.target import GraphCall, Target
+from xla_fp8.tracing.equations import Jaxpr
+from xla_fp8.tracing.partition import partitioned
+from xla_fp8.tracing.rewriting import Rewritten
+from xla_fp8.tracing.surroundings import apart, dtypes_of_shapes
+
+
+def of_graph(call: GraphCall, backend: Backend, target: Target, is_partitioned: bool) -> Jaxpr:
+    """A graph call as its backend runs it.
+
+    Args:
+        is_partitioned: whether XLA's partitioner will split it over devices.
+    """
+
+    def lower(call: GraphCall, may_time: bool = True) -> Implementation:
+        return backend.lower(call, autotune.config_for(backend, call, target, may_time))
+
+    if backend.opaque and is_partitioned:
+        # Shards are lowered while XLA compiles, which is no time to run programs.
+        return _traced(partitioned(call, functools.partial(lower, may_time=False)), call)
+    return _traced(lower(call), call)
+
+
+def of_matmul(call: MatmulCall, fusible: bool) -> Jaxpr:
+    """A matmul call in plain JAX; for XLA's GPU compiler as the chain of which it makes that call itself."""
+    run = functools.partial(reference_matmul.run, call, fusible=fusible)
+    return _traced(lambda *operands: run(operands), call)
+
+
+def _traced(implementation: Callable[..., Any], call: GraphCall | MatmulCall) -> Jaxpr:
+    operands = call.operand_shapes
+    avals = [jax.core.ShapedArray(s.dimensions, numpy_dtype(s.element_type)) for s in operands]
+    with apart(dtypes_of_shapes((*operands, *call.output_shapes))):
+        return jax.make_jaxpr(lambda *values: tuple(implementation(*values)))(*avals)
+
+
+def wrong_platform(region: Rewritten, platform: str) -> str:
+    """Why the backends of a region do not run on a platform ("cpu", "cuda", ...); "" where they do."""
+    for backend in region.backends:
+        platforms = getattr(backend, "platforms", (platform,))
+        if platform not in platforms:
+            return (
+                f"the {backend.name} backend runs on {', '.join(platforms)}, and this program is lowered for "
+                f"{platform}; backend='auto' picks one that runs there"
+            )
+    return ""
+
+
+def failure(region: Rewritten) -> str:
+    """What fails, or has failed, when a region is lowered; "" where nothing is known to.
+
+    Kernels are not tried: to make one takes its time, and may take a device.
+    """
+    if region.failures:
+        return region.failures[-1]
+    pairs: Iterable[tuple[GraphCall, Any]] = zip(region.calls, region.backends, strict=True)
+    tried = (_tried(call, backend, region.target) for call, backend in pairs if not backend.opaque)
+    return next(filter(None, tried), "")
+
+
+@functools.lru_cache(maxsize=1024)
+def _tried(call: GraphCall, backend: Backend, target: Target) -> str:
+    try:
+        _traced(backend.lower(call, autotune.config_for(backend, call, target, may_time=False)), call)
+    except Exception as error:  # a backend may raise anything
+        return told(error)
+    return ""
+
+
+def told(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
