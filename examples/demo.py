@@ -139,9 +139,9 @@ def main() -> int:
     inputs = OUT / "inputs.npz"
     np.savez(inputs, **{str(i): np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(arguments))})
     print("\n5. Original and rewritten, run on the arrays they were traced for (graphs by the reference backend):\n")
-    # Where f32 sums round the other way, an e4m3 value is one step off, and the layers behind see that. A step is 7% of
-    # the largest value.
-    run("run", str(before), str(after), f"--inputs={inputs}", "--tolerance=0.08")
+    # Where f32 sums round the other way, an FP8 value is one step off; the layers behind see that and round again. The
+    # lines below the table say what is allowed there.
+    run("run", str(before), str(after), f"--inputs={inputs}")
     return 0
 
 

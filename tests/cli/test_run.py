@@ -37,7 +37,7 @@ def test_a_rewritten_module_equals_the_original(cli, scaled_conv: Path, dialect:
     assert done.status == 0
     assert "1 rewritten, 0 not" in done.err
     header, line = done.out.splitlines()
-    assert header.split() == ["output", "shape", "max", "abs", "max", "rel", "ulps", "mismatches", "where"]
+    assert header.split() == ["output", "shape", "max", "abs", "max", "rel", "ulps", "norm", "mismatches", "where"]
     assert line.startswith("{}      f8e4m3fn[8,28,28,128]")
     assert line.endswith("ok")
 
@@ -74,6 +74,95 @@ def test_tolerance_decides(cli, add: Path, tmp_path: Path) -> None:
     assert cli("run", add, other).status == 1
     assert cli("run", add, other, "--tolerance=0.01").status == 0
     assert cli("run", add, add, "--tolerance=0").status == 0
+
+
+CHAIN = """\
+HloModule chain
+
+ENTRY main {
+  x = f8e4m3fn[1,8,8,16] parameter(0)
+  w = f8e4m3fn[16,3,3,16] parameter(1)
+  factor = f32[] constant(FACTOR)
+  factors = f32[1,8,8,16] broadcast(factor), dimensions={}
+  low = f32[] constant(-448)
+  lows = f32[1,8,8,16] broadcast(low), dimensions={}
+  high = f32[] constant(448)
+  highs = f32[1,8,8,16] broadcast(high), dimensions={}
+  wide = f32[16,3,3,16] convert(w)
+  LAYERS
+  ROOT last = TYPE[1,8,8,16] copy(OUTPUT)
+}
+"""
+LAYER = """
+  xNUMBER = f32[1,8,8,16] convert(INPUT)
+  yNUMBER = f32[1,8,8,16] convolution(xNUMBER, wide), window={size=3x3 pad=1_1x1_1}, dim_labels=b01f_o01i->b01f
+  scaledNUMBER = f32[1,8,8,16] multiply(yNUMBER, factors)
+  cNUMBER = f32[1,8,8,16] clamp(lows, scaledNUMBER, highs)
+  qNUMBER = f8e4m3fn[1,8,8,16] convert(cNUMBER)
+"""
+
+
+def chain(path: Path, layers: int, factor: float, output: str = "q{}", type_: str = "f8e4m3fn") -> Path:
+    lines = [LAYER.replace("NUMBER", str(i)).replace("INPUT", f"q{i - 1}" if i else "x") for i in range(layers)]
+    text = CHAIN.replace("FACTOR", repr(factor)).replace("LAYERS", "".join(lines))
+    path.write_text(text.replace("OUTPUT", output.format(layers - 1)).replace("TYPE", type_))
+    return path
+
+
+def test_chains_behind_chains_are_judged_by_share_and_norm(cli, tmp_path: Path) -> None:
+    """A factor 0.02% larger puts a few values one step on, and behind other layers some further."""
+    one = cli("run", *(chain(tmp_path / f"{f}.hlo", 1, f) for f in (0.1, 0.10002)))
+    assert one.status == 0
+    assert "roundings" not in one.out
+    two = cli("run", *(chain(tmp_path / f"{f}.hlo", 2, f) for f in (0.1, 0.10002)))
+    assert two.status == 0, two.out
+    assert "{}: behind 2 FP8 roundings: 7% of the elements may differ, and the norm may be 0.024" in two.out
+    wide = cli("run", *(chain(tmp_path / f"{f}.hlo", 2, f, "scaled{}", "f32") for f in (0.1, 0.10002)))
+    assert wide.status == 0, wide.out
+    assert "{}: behind 1 FP8 roundings: the norm may be 0.0064" in wide.out
+    wrong = cli("run", *(chain(tmp_path / f"{f}.hlo", 2, f) for f in (0.1, 0.103)))
+    assert wrong.status == 1
+    assert "the norm may be 0.024" in wrong.out
+    assert "1 of 1 outputs differ by more than the tolerance" in wrong.out
+
+
+NAN = """\
+HloModule lost
+
+larger {
+  a = f32[] parameter(0)
+  b = f32[] parameter(1)
+  ROOT r = f32[] maximum(a, b)
+}
+
+ENTRY main {
+  x = f32[64,64] parameter(0)
+  start = f32[] constant(-inf)
+  largest = f32[] reduce(x, start), dimensions={0,1}, to_apply=larger
+  ROOT r = (f32[], f32[64,64]) tuple(largest, x)
+}
+"""
+
+
+def test_a_nan_that_xla_lost_is_told_and_one_that_the_other_module_lost_fails(cli, tmp_path: Path) -> None:
+    lost, kept, none = (tmp_path / name for name in ("lost.hlo", "kept.hlo", "none.hlo"))
+    lost.write_text(NAN)
+    kept.write_text(
+        NAN.replace("ROOT r = f32[] maximum", "m = f32[] maximum").replace(
+            "maximum(a, b)",
+            "maximum(a, b)\n  nb = pred[] compare(b, b), direction=NE\n  s = f32[] select(nb, b, m)\n"
+            "  na = pred[] compare(a, a), direction=NE\n  ROOT r = f32[] select(na, a, s)",
+        )
+    )
+    none.write_text(NAN.replace("tuple(largest, x)", "tuple(start, x)"))
+    np.savez(tmp_path / "in.npz", x=np.full((64, 64), np.nan, np.float32))
+    told = cli("run", lost, kept, "--inputs", tmp_path / "in.npz")
+    assert told.status == 0, told.out
+    assert "-inf and nan" in told.out, "XLA on a CPU has learned to keep it: keep_nan is of no use any more"
+    assert "{0}: XLA drops a NaN in a maximum over elements on this device" in told.out
+    failed = cli("run", none, kept, "--inputs", tmp_path / "in.npz")
+    assert failed.status == 1
+    assert "drops" not in failed.out
 
 
 def test_inputs_from_a_file_decide_the_numbers(cli, add: Path, tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ class Difference:
         size: elements.
         worst: index of the element with the largest |a - b|; None where none differs.
         largest: the largest finite |a|.
+        norm: of the error, relative to that of a (both L2, over elements where a is finite); infinite like max_abs.
     """
 
     max_abs: float
@@ -37,11 +38,29 @@ class Difference:
     size: int
     worst: tuple[int, ...] | None
     largest: float
+    norm: float
 
     @property
     def share(self) -> float:
         """Share of elements that differ."""
         return self.different / self.size if self.size else 0.0
+
+
+FP8_STEP = 0.09
+"""Of e4m3, relative to the value, on average; e5m2's is twice as large."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """What is near enough for an array behind roundings to FP8: both hold.
+
+    Attributes:
+        share: that share of elements may differ, in FP8.
+        norm: `Difference.norm` may be this.
+    """
+
+    share: float
+    norm: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,15 +77,38 @@ class Tolerance:
     fp8_share: float = 0.0
     fp8_beyond_share: float = 0.0
 
-    def accepts(self, difference: Difference, dtype: np.dtype[Any]) -> bool:
+    def accepts(self, difference: Difference, dtype: np.dtype[Any], roundings: float = 0) -> bool:
+        """Whether two arrays of `dtype` are near enough.
+
+        Args:
+            roundings: to FP8, one behind the other, in front of them and their own (`xla_fp8.backends.roundings`).
+                `behind` is the rule where there are others than their own.
+        """
         if difference.max_abs <= self.relative * difference.largest:
             return True
-        if not is_fp8(dtype) or difference.max_abs == np.inf:
+        if difference.max_abs == np.inf:
             return False
         size = difference.size
-        return difference.different <= max(2, self.fp8_share * size) and (
-            difference.beyond_one_step <= self.fp8_beyond_share * size
-        )
+        if is_fp8(dtype) and (
+            difference.different <= max(2, self.fp8_share * size)
+            and difference.beyond_one_step <= self.fp8_beyond_share * size
+        ):
+            return True
+        if not _is_float(dtype) or roundings <= is_fp8(dtype):
+            return False
+        limits = self.behind(roundings, dtype)
+        few = not is_fp8(dtype) or difference.different <= max(2, limits.share * size)
+        return few and difference.norm <= limits.norm
+
+    def behind(self, roundings: float, dtype: np.dtype[Any]) -> Limits:
+        """The limits behind so many roundings, of which the first flips `fp8_share` of the elements.
+
+        A step s for a share p of the elements is an error of e = s * sqrt(p) in the norm. An error of e in front of the
+        next rounding flips e / s = sqrt(p) of its elements, and so on: all of them at last.
+        """
+        step = FP8_STEP * (2 if "e5m2" in dtype.name else 1)
+        share = self.fp8_share ** (0.5 ** (roundings - 1)) if self.fp8_share else 0.0
+        return Limits(share, step * share**0.5)
 
 
 _ARITHMETIC = ELEMENTWISE_BINARY | {"convolution", "dot", "reduce"}
@@ -117,7 +159,9 @@ def compare(a: Array, b: Array) -> Difference:
         magnitude = np.abs(wide_a)
         relative = np.where((magnitude > 0) & np.isfinite(magnitude), gap / magnitude, 0.0)
     steps = np.where(gap == 0, 0.0, _steps(a, b))
-    finite = magnitude[np.isfinite(magnitude)]
+    is_finite = np.isfinite(magnitude)
+    finite = magnitude[is_finite]
+    error, norm = float(np.linalg.norm(gap[is_finite])), float(np.linalg.norm(finite))
     worst = np.unravel_index(int(np.argmax(gap)), a.shape) if gap.any() else None
     return Difference(
         max_abs=float(np.max(gap, initial=0.0)),
@@ -128,6 +172,7 @@ def compare(a: Array, b: Array) -> Difference:
         size=a.size,
         worst=None if worst is None else tuple(int(i) for i in worst),
         largest=float(np.max(finite, initial=0.0)),
+        norm=np.inf if np.isinf(gap).any() else (error / norm if norm else (np.inf if error else 0.0)),
     )
 
 
