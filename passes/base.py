@@ -9,6 +9,7 @@ from xla_fp8.errors import XlaFp8Error
 from xla_fp8.graph import Graph
 from xla_fp8.hlo import HloComputation, HloError, HloInstruction, HloModule
 from xla_fp8.matmul import MatmulCall
+from xla_fp8.quantize_call import QuantizeCall
 from xla_fp8.report import Entry
 from xla_fp8.target import Target
 
@@ -99,9 +100,9 @@ class Context:
         *,
         is_fp8: bool,
         refusal: Refusal | None = None,
-        graph: Graph | MatmulCall | None = None,
+        graph: Graph | MatmulCall | QuantizeCall | None = None,
     ) -> None:
-        """Adds the report's entry for a convolution or dot, rewritten (`graph`) or not."""
+        """Adds the report's entry for a convolution, dot or quantization, rewritten (`graph`) or not."""
         computation, name = self.origin(instruction)
         self.entries.append(
             Entry(

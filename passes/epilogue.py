@@ -19,6 +19,7 @@ from xla_fp8.passes.activations import Activation, find_activation
 from xla_fp8.passes.base import Refusal, described
 from xla_fp8.passes.dequantization import Dequantized, Scale, find_dequantized
 from xla_fp8.passes.values import (
+    MOVES,
     WIDE_TYPES,
     ChannelVector,
     Scalar,
@@ -27,6 +28,7 @@ from xla_fp8.passes.values import (
     broadcast_scalar,
     channel_vector_of,
     constant_of,
+    reduces_with,
     scalar_of,
 )
 
@@ -146,7 +148,7 @@ class EpilogueCapture:
         """Whether it may belong to an activation or an amax, which are recognised at their last instruction."""
         shape = instruction.shape
         return (
-            (instruction.opcode in _POINTWISE or instruction.opcode in _MOVES)
+            (instruction.opcode in _POINTWISE or instruction.opcode in MOVES)
             and shape.is_array
             and shape.element_count == self.result.shape.element_count
         )
@@ -301,14 +303,14 @@ class EpilogueCapture:
             return None
         value, init = instruction.operands
         has_abs, interior = False, []
-        while not self.in_graph(value) and (value.opcode in _MOVES or (value.opcode == "abs" and not has_abs)):
+        while not self.in_graph(value) and (value.opcode in MOVES or (value.opcode == "abs" and not has_abs)):
             has_abs |= value.opcode == "abs"
             interior.append(value)
             value = value.operand(0)
         if not has_abs and not self.is_nonnegative(value):
             return None
         start = constant_of(init)
-        if not self.in_graph(value) or start is None or start > 0 or not _reduces_with(instruction, "maximum"):
+        if not self.in_graph(value) or start is None or start > 0 or not reduces_with(instruction, "maximum"):
             return None
         if instruction.shape.element_type not in WIDE_TYPES:
             return None
@@ -628,17 +630,4 @@ def _barrier_refusal(user: HloInstruction) -> Refusal | None:
     return None
 
 
-def _reduces_with(reduce: HloInstruction, opcode: str) -> bool:
-    """Whether the reduction applies `opcode` to its two parameters."""
-    root = reduce.to_apply.root
-    return (
-        root.opcode == opcode
-        and len(root.operands) == 2
-        and root.operand(0) is not root.operand(1)
-        and all(operand.opcode == "parameter" for operand in root.operands)
-    )
-
-
-_MOVES = frozenset({"reshape", "bitcast", "transpose", "copy", "reverse"})
-"""What changes the order of the elements and nothing else."""
 _POINTWISE = frozenset(ELEMENTWISE_BINARY | ELEMENTWISE_UNARY | {"select", "clamp"})

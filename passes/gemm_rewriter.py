@@ -12,7 +12,7 @@ from xla_fp8.passes.dequantization import Dequantized, fed_by_fp8, find_dequanti
 from xla_fp8.passes.epilogue import Epilogue
 from xla_fp8.passes.matmul_epilogue import Addend, Factor, MatmulCapture, Places, operand_factors
 from xla_fp8.passes.matmul_form import DotDimensions, as_matrix, as_operand, from_matrix, pad
-from xla_fp8.passes.values import WIDE_TYPES, ChannelVector
+from xla_fp8.passes.values import WIDE_TYPES, ChannelVector, take_place
 from xla_fp8.target import Target
 
 
@@ -196,14 +196,14 @@ class GemmRewriter(Pass):
         fused = _create(computation, dot, call, values, target)
         computation.transfer_control_dependencies(dot, fused)
         element = computation.create("get-tuple-element", result, [fused], attributes={"index": "0"})
-        _take_place(computation, plan.output, from_matrix(element, dimensions))
+        take_place(computation, plan.output, from_matrix(element, dimensions))
         for number, aux in enumerate(plan.aux, 1):
             amax = computation.create(
                 "get-tuple-element", Shape("f32"), [fused], attributes={"index": str(number)}, metadata_from=aux
             )
             if aux.shape.element_type != "f32":
                 amax = computation.create("convert", aux.shape, [amax], metadata_from=aux)
-            _take_place(computation, aux, amax)
+            take_place(computation, aux, amax)
         computation.remove_dead()
         if name not in computation:
             computation.rename(fused, name)
@@ -230,18 +230,6 @@ def _create(
 def workspace_size(target: Target) -> int:
     """Bytes of the workspace that XLA gives to cuBLASLt (GemmWorkspaceRewriteVisitor in gemm_rewriter.cc)."""
     return 32 << 20 if target.compute_capability >= (9, 0) else 4 << 20
-
-
-def _take_place(computation: HloComputation, old: HloInstruction, new: HloInstruction) -> None:
-    """`new` in place of `old`, under its name and with its metadata and sharding."""
-    for attribute in ("metadata", "sharding"):
-        if (value := old.attr(attribute)) and not new.attr(attribute):
-            new.attributes[attribute] = value
-    computation.replace_all_uses_with(old, new)
-    if not old.users and not old.has_control_dependencies:
-        name = old.name
-        computation.remove(old)
-        computation.rename(new, name)
 
 
 def _matrix(addend: Addend, dimensions: DotDimensions) -> HloInstruction:

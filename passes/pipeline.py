@@ -25,6 +25,7 @@ from xla_fp8.passes.conv_rewriter import ConvRewriter
 from xla_fp8.passes.cudnn_fused_conv_rewriter import CudnnFusedConvRewriter
 from xla_fp8.passes.dce import DeadCodeElimination
 from xla_fp8.passes.dequantization import fed_by_fp8
+from xla_fp8.passes.dynamic_quantize_rewriter import DynamicQuantizeRewriter
 from xla_fp8.passes.gemm_rewriter import GemmRewriter
 from xla_fp8.passes.simplify import Simplify
 from xla_fp8.report import PassTiming, Report
@@ -41,14 +42,16 @@ PASSES: dict[str, type[Pass]] = {
         ConvFp8Fallback,
         ConvRestorer,
         GemmRewriter,
+        DynamicQuantizeRewriter,
         DeadCodeElimination,
     )
 }
 """Every pass by its name."""
 
-DEFAULT_PIPELINE = tuple(name for name in PASSES if name != GemmRewriter.name)
+DEFAULT_PIPELINE = tuple(name for name in PASSES if name not in (GemmRewriter.name, DynamicQuantizeRewriter.name))
 """The passes that `run` runs when told nothing else, in order. XLA's GPU compiler takes the calls of gemm-rewriter only
-behind its layout assignment, and rewrites most FP8 dots itself, so that pass runs where it is asked for by name."""
+behind its layout assignment, and rewrites most FP8 dots itself; those of dynamic-quantize-rewriter it does not know at
+all. So these two run where they are asked for by name."""
 
 
 def _to_stderr(text: str) -> None:

@@ -18,6 +18,9 @@ WIDE_TYPES = ("f32", "bf16", "f16")
 _TRANSPARENT = ("broadcast", "convert", "reshape", "bitcast", "copy", "transpose")
 _MAX_DEPTH = 16
 
+MOVES = frozenset({"reshape", "bitcast", "transpose", "copy", "reverse"})
+"""What changes the order of the elements and nothing else."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Scalar:
@@ -290,3 +293,26 @@ def broadcast_scalar(
         attributes={"dimensions": "{}"},
         metadata_from=scalar,
     )
+
+
+def reduces_with(reduce: HloInstruction, opcode: str) -> bool:
+    """Whether the reduction applies `opcode` to its two parameters."""
+    root = reduce.to_apply.root
+    return (
+        root.opcode == opcode
+        and len(root.operands) == 2
+        and root.operand(0) is not root.operand(1)
+        and all(operand.opcode == "parameter" for operand in root.operands)
+    )
+
+
+def take_place(computation: HloComputation, old: HloInstruction, new: HloInstruction) -> None:
+    """`new` in place of `old`, under its name and with its metadata and sharding."""
+    for attribute in ("metadata", "sharding"):
+        if (value := old.attr(attribute)) and not new.attr(attribute):
+            new.attributes[attribute] = value
+    computation.replace_all_uses_with(old, new)
+    if not old.users and not old.has_control_dependencies:
+        name = old.name
+        computation.remove(old)
+        computation.rename(new, name)

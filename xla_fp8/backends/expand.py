@@ -9,19 +9,20 @@ import jax
 import jax.numpy as jnp
 
 from xla_fp8 import _jax_compat
-from xla_fp8.backends import reference, reference_matmul
+from xla_fp8.backends import reference, reference_matmul, reference_quantize
 from xla_fp8.graph import Graph, graph_of
 from xla_fp8.hlo import HloComputation, HloInstruction, HloModule, parse
 from xla_fp8.hlo.literal import numpy_dtype
 from xla_fp8.hlo.opcodes import COMPUTATION_ATTRIBUTES
 from xla_fp8.matmul import MatmulCall, matmul_of
+from xla_fp8.quantize_call import QuantizeCall, quantize_call_of
 
 _Function = Callable[..., tuple[jax.Array, ...]]
 _NAME_RE = re.compile(r"[A-Za-z_][\w.\-]*")
 
 
 def expand_graph_calls(module: HloModule) -> int:
-    """Replaces every graph and matmul custom call by a `call` to plain HLO that computes the same result, in place.
+    """Replaces every graph, matmul and quantize call by a `call` to plain HLO that computes the same result, in place.
 
     The module then compiles and runs on any platform. The workspace in the result is zeros.
 
@@ -38,7 +39,7 @@ def expand_graph_calls(module: HloModule) -> int:
 
     Raises:
         GraphError: a call's string is not a graph, or the graph does not fit the call's operands.
-        MatmulError: a matmul call with something that this package does not know.
+        MatmulError, QuantizeCallError: another call with something that this package does not know.
         HloAttributeError: an operand or result of a type that no array has.
     """
     count = 0
@@ -48,10 +49,20 @@ def expand_graph_calls(module: HloModule) -> int:
                 _expand(instruction, _of_graph(instruction, graph))
             elif (matmul := matmul_of(instruction)) is not None:
                 _expand(instruction, _of_matmul(matmul))
+            elif (quantize := quantize_call_of(instruction)) is not None:
+                _expand(instruction, _of_quantize(quantize))
             else:
                 continue
             count += 1
     return count
+
+
+def expand_quantize_calls(module: HloModule) -> None:
+    """As `expand_graph_calls`, for quantize calls alone: those that no kernel runs are plain operations again."""
+    for computation in module.computations:
+        for instruction in computation.instructions:
+            if (quantize := quantize_call_of(instruction)) is not None:
+                _expand(instruction, _of_quantize(quantize))
 
 
 def _of_graph(call: HloInstruction, graph: Graph) -> _Function:
@@ -66,6 +77,10 @@ def _of_graph(call: HloInstruction, graph: Graph) -> _Function:
 
 def _of_matmul(matmul: MatmulCall) -> _Function:
     return lambda *operands: reference_matmul.run(matmul, operands)
+
+
+def _of_quantize(quantize: QuantizeCall) -> _Function:
+    return lambda *operands: reference_quantize.run(quantize, operands)
 
 
 def _expand(call: HloInstruction, function: _Function) -> None:

@@ -14,7 +14,7 @@ class Entry:
 
     Attributes:
         instruction: its name in the module that was read.
-        op: "convolution", "dot" or "custom-call".
+        op: "convolution", "dot", "quantize" or "custom-call".
         source: the user's "file.py:42", or None where the dump has no metadata.
         reason: for a refusal, the rule and the first thing that differed, with the instruction that did; for a
             rewritten one, why its graph ends before the chain does.

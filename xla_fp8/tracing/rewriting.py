@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from xla_fp8 import _jax_compat, hlo
+from xla_fp8.backends.expand import expand_quantize_calls
 from xla_fp8.backends.protocol import Backend, No, Yes
 from xla_fp8.backends.registry import backends_for, choose
 from xla_fp8.graph.custom_call import GRAPH_CALL_TARGET, graph_of
@@ -94,6 +95,7 @@ def _run(structure: Structure, options: Options, platform: str, dump_dir: str | 
         _dump(Path(dump_dir), f"xla_fp8_region.{_digest(_without_metadata(before))}", before, hlo.to_text(module))
     if not report.changed:
         return Rewritten(report, (), (), (), target, b"", "")
+    expand_quantize_calls(module)
     calls = _mark(module)
     matmuls = _mark_matmuls(module, len(calls))
     chosen = tuple(_chosen(backends, call, target) for call in calls)
