@@ -13,7 +13,7 @@ Installs what is in .wheels/ (no network is needed) and the project, then, while
     jit       benchmarks/hopper_jit.py
 
 `--tests EXPRESSION` runs of each step the tests that pytest's -k chooses, e.g. "relu-nan or two_streams". A test that
-takes more than a minute leaves its threads' stacks in the log.
+takes more than 45 s leaves its threads' stacks in the log.
 
 OUT gets few files: results.jsonl (a line for each test as soon as it is over), validation.md, session.log,
 logs.tar.gz, hopper_jit.json. `--earlier DIR` (the OUT of a session before) continues: what passed there is
@@ -119,7 +119,7 @@ class Session:
     def pytest(self, paths: list[str], *arguments: str) -> list[str]:
         plugin = ["-p", self.plugin] if self.plugin else []
         options = ["-q", "--tb=short", "-p", "no:cacheprovider", "-m", "hopper", *plugin]
-        stacks = ["-o", "faulthandler_timeout=60"]
+        stacks = ["-o", "faulthandler_timeout=45"]
         chosen = ["-k", self.tests] if self.tests and "-k" not in arguments else []
         return [sys.executable, "-P", "-m", "pytest", *options, *stacks, *paths, *arguments, *chosen]
 
