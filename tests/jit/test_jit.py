@@ -247,7 +247,12 @@ def test_errors_of_the_function_are_its_own() -> None:
     [
         ({"target": "h900"}, "TargetError", "unknown target 'h900'"),
         ({"passes": ["simplify", "magic"]}, "UnknownPassError", "unknown pass 'magic'"),
-        ({"backend": "gpu"}, "BackendError", "the backends are: auto, "),
+        ({"backend": "fast"}, "BackendError", "the backends are: auto, .*xla$"),
+        (
+            {"backend": "cpu"},
+            "BackendError",
+            r"the backends are: auto, .*: jax\.jit\(xla_fp8\.rewrite\(fn\), backend='cpu'\)$",
+        ),
         ({"colour": "red"}, "TypeError", "colour"),
     ],
 )
@@ -255,6 +260,12 @@ def test_bad_options_are_refused_at_once(kwargs: dict[str, Any], error: str, mes
     with pytest.raises(Exception, match=message) as caught:
         xla_fp8.jit(wide_layer, **kwargs)
     assert type(caught.value).__name__ == error
+
+
+def test_the_backend_of_jax_jit_is_given_to_jax_jit() -> None:
+    with pytest.deprecated_call():
+        found = jax.jit(xla_fp8.rewrite(wide_layer), backend="cpu")(*tensors())
+    assert_close(found, wide_layer(*tensors()))
 
 
 def test_what_cannot_be_called_is_refused_at_once() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 import inspect
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -94,6 +96,58 @@ def test_rewrite_runs_them_as_plain_jax_with_a_warning(fn: Callable[..., jax.Arr
     assert str(warning.message).startswith(f"xla_fp8: {fn.__name__} runs as plain JAX: it needs {what(fn)}")
     assert here(fn) in str(warning.message)
     assert warning.filename == __file__
+
+
+def test_the_warning_comes_once_for_a_function_and_signature() -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for fn in (branches, loops):
+            fast = xla_fp8.rewrite(fn)
+            for _ in range(3):
+                fast(THREE, X8, W8)
+            fast(THREE, X8[:1], W8)
+    names = [str(warning.message).split()[1] for warning in caught]
+    assert names == ["branches", "branches", "loops", "loops"]
+
+
+class Mode(enum.Enum):
+    FAST = 1
+
+
+def test_results_that_are_no_arrays() -> None:
+    def fn(x8: jax.Array, w8: jax.Array, name: str) -> dict[str, Any]:
+        return {"y": wide_layer(x8, w8), "name": [name, None, (Mode.FAST,)], "dtype": (x8.dtype, jnp.float32)}
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fast = xla_fp8.rewrite(fn, strict=True)
+        for name in ("a", "b", "a"):
+            found, wanted = fast(X8, W8, name), fn(X8, W8, name)
+            assert_close(found.pop("y"), wanted.pop("y"))
+            assert found == wanted
+        assert len(fast.report(X8, W8, "a").rewritten) == 1
+
+        def summed(scale: jax.Array) -> tuple[jax.Array, Any]:
+            result = fast(X8, W8, "a")
+            return result["y"].sum() * scale, result["name"]
+
+        assert jax.grad(summed, has_aux=True)(1.0)[1] == ["a", None, (Mode.FAST,)]
+
+
+def test_a_result_that_may_be_another_each_time_runs_as_plain_jax() -> None:
+    def fn(x8: jax.Array, w8: jax.Array) -> Any:
+        return wide_layer(x8, w8), object()
+
+    fast = xla_fp8.rewrite(fn)
+    with pytest.warns(xla_fp8.FallbackWarning, match="it returns a value of type object, which is no array") as caught:
+        (one, first), (_, second) = fast(X8, W8), fast(X8, W8)
+    assert len(caught) == 1
+    assert first is not second
+    assert_close(one, wide_layer(X8, W8))
+    with pytest.raises(UntraceableError, match="it returns a value of type object"):
+        fast.report(X8, W8)
+    with pytest.raises(xla_fp8.NotRewrittenError, match="it returns a value of type object"):
+        xla_fp8.rewrite(fn, strict=True)(X8, W8)
 
 
 @pytest.mark.parametrize(("fn", "advice"), FUNCTIONS)

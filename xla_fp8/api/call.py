@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import enum
 import functools
 import inspect
 import types
@@ -32,6 +33,25 @@ class _Static:
         return hash((type(self.value), self.value))
 
 
+@jax.tree_util.register_pytree_node_class
+@dataclasses.dataclass(frozen=True)
+class _Constant:
+    """A leaf of a result that is no array. It is a node without children, so it is part of the tree that JAX remembers
+    of a trace, and what is made of that tree has the value itself."""
+
+    value: Any
+
+    def tree_flatten(self) -> tuple[tuple[()], Any]:
+        return (), self.value
+
+    @classmethod
+    def tree_unflatten(cls, value: Any, _: Any) -> Any:
+        return value
+
+
+_CONSTANTS = (str, bytes, enum.Enum, type, np.dtype)
+"""Of which results may be beside arrays: no call can tell that another one returned the same object."""
+
 _DYNAMIC = object()
 """Stands for an array among the static leaves."""
 
@@ -54,7 +74,19 @@ class FlatFunction:
         rest = iter(jax.tree.leaves((args, kwargs)))
         leaves = [next(rest) if leaf is _DYNAMIC else leaf.value for leaf in self.leaves]
         args, kwargs = jax.tree.unflatten(self.tree, leaves)
-        return self.fn(*args, **kwargs)
+        results = _with_constants(self.fn(*args, **kwargs))
+        for leaf in jax.tree.leaves(results):
+            if not hasattr(leaf, "__jax_array__") and not core.valid_jaxtype(leaf):
+                raise ResultError(f"it returns a value of type {type(leaf).__name__}, which is no array")
+        return results
+
+
+def _with_constants(results: Any) -> Any:
+    return jax.tree.map(lambda leaf: _Constant(leaf) if isinstance(leaf, _CONSTANTS) else leaf, results)
+
+
+class ResultError(TypeError):
+    """A function returns something that no trace can hold, as it may be another thing each time."""
 
 
 def _with_code(fn: Any) -> Any:
@@ -94,11 +126,20 @@ class Call:
         except TypeError:  # a leaf or a key of the tree that has no hash: traced each time
             return Call(FlatFunction(fn, tree, static), arrays, arguments)
 
+    @property
+    def signature(self) -> Any:
+        """What calls have in common that JAX would trace once, but for the values of leaves that are no arrays."""
+        return self.function.tree, tuple((jax.numpy.shape(a), jax.numpy.result_type(a)) for a in self.arrays)
+
     def trace(self) -> tuple[Any, Any]:
-        """The closed jaxpr, and the tree of its results. JAX remembers both."""
+        """The closed jaxpr, and the tree of its results. JAX remembers both.
+
+        Raises:
+            ResultError: it returns what is neither an array nor one of a few plain types.
+        """
         args, kwargs = self.arguments
         jaxpr, out = jax.make_jaxpr(self.function, return_shape=True)(*args, **kwargs)
-        return jaxpr, jax.tree.structure(out)
+        return jaxpr, jax.tree.structure(_with_constants(out))
 
 
 def _without_static(tree: Any, leaves: Sequence[Any], arrays: Sequence[Any]) -> Any:

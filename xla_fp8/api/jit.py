@@ -23,7 +23,8 @@ def jit(fn: Callable[..., Any] | None = None, /, **kwargs: Any) -> Any:
     Args:
         fn: the function; left out for `@jit(static_argnums=0)`.
         kwargs: those of `xla_fp8.rewrite` (passes, target, backend, report, strict) and those of `jax.jit`
-            (static_argnums, donate_argnums, in_shardings, ...).
+            (static_argnums, donate_argnums, in_shardings, ...), but for its deprecated `backend`, a platform: that is
+            `jax.jit(rewrite(fn), backend=...)`.
 
     Returns:
         A function with all that one of `jax.jit` has (`lower`, `trace`, `eval_shape`, `clear_cache`, ...), whose calls

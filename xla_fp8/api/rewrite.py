@@ -14,7 +14,7 @@ import jax
 from jax.extend import core
 
 from xla_fp8 import _jax_compat
-from xla_fp8.api.call import Call, FlatFunction
+from xla_fp8.api.call import Call, FlatFunction, ResultError
 from xla_fp8.api.function import RewrittenFunction
 from xla_fp8.backends.protocol import Backend
 from xla_fp8.backends.registry import backends_for
@@ -22,7 +22,7 @@ from xla_fp8.passes import parse_pipeline
 from xla_fp8.report import Report
 from xla_fp8.target import Target
 from xla_fp8.tracing import lowering  # noqa: F401  (registers how regions lower)
-from xla_fp8.tracing.errors import FallbackWarning, NotRewrittenError
+from xla_fp8.tracing.errors import FallbackWarning, NotRewrittenError, UntraceableError
 from xla_fp8.tracing.options import Options
 from xla_fp8.tracing.region import cut_closed
 from xla_fp8.tracing.reporting import check_strict, report_of, strict_platform
@@ -43,9 +43,10 @@ def rewrite(
     """`fn`, with its FP8 convolutions and dots rewritten into fused graphs. Same signature, same results.
 
     `fn` is traced as `jax.jit` traces it; its arrays may have any shape and dtype. Arguments that are no arrays
-    (strings, functions, None, Python numbers) are closed over. Only FP8 chains change: callbacks, effects, shard_map
-    and the rest stay as they are. The result composes with `jax.jit`, `grad`, `vmap`, `scan` and every other
-    transformation; without a `jax.jit` around it, it runs operation by operation as plain JAX does.
+    (strings, functions, None, Python numbers) are closed over; strings, types and enums may be among its results. Only
+    FP8 chains change: callbacks, effects, shard_map and the rest stay as they are. The result composes with `jax.jit`,
+    `grad`, `vmap`, `scan` and every other transformation; without a `jax.jit` around it, it runs operation by operation
+    as plain JAX does.
 
     Args:
         fn: a function that JAX can trace.
@@ -67,8 +68,9 @@ def rewrite(
             that is compiled. Also for a function that cannot be traced.
         UntraceableError: from its `report`, for a function that needs the value of an array.
 
-    Where the rewriting itself fails, a `FallbackWarning` says why and `fn` runs as it is. `XLA_FP8_REPORT=1` prints the
-    report to stderr each time a function is traced; `XLA_FP8_DUMP_DIR=dir` writes each region's HLO before and after.
+    Where the rewriting itself fails, a `FallbackWarning` says why, once for a signature, and `fn` runs as it is.
+    `XLA_FP8_REPORT=1` prints the report to stderr each time a function is traced; `XLA_FP8_DUMP_DIR=dir` writes each
+    region's HLO before and after.
     """
     if not callable(fn):
         raise TypeError(f"xla_fp8 rewrites functions, and this is a {type(fn).__name__}: {fn!r}")
@@ -79,6 +81,12 @@ def rewrite(
     options = make_options(passes=passes, target=target, backend=backend, strict=strict, tell=tell_transformed)
     flat_functions = functools.lru_cache(maxsize=256)(functools.partial(FlatFunction, fn))
     told: weakref.WeakSet[Any] = weakref.WeakSet()
+    warned: set[Any] = set()
+
+    def warn(call: Call, why: str) -> None:
+        if call.signature not in warned:  # under whatever filter: it is called again and again
+            warned.add(call.signature)
+            warnings.warn(f"xla_fp8: {name_of(fn)} runs as plain JAX: {why}", FallbackWarning, stacklevel=3)
 
     def rewritten(*args: Any, **kwargs: Any) -> Any:
         if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
@@ -86,13 +94,18 @@ def rewrite(
         call = Call.of(fn, flat_functions, args, kwargs)
         try:
             jaxpr, out_tree = call.trace()
+        except ResultError as error:
+            if strict:
+                raise NotRewrittenError(f"strict=True, and {name_of(fn)} cannot be traced: {error}") from error
+            warn(call, str(error))
+            return fn(*args, **kwargs)
         except Exception as error:
             # With tracers plain JAX would raise it too.
             if not is_untraceable(error) or any(isinstance(array, jax.core.Tracer) for array in call.arrays):
                 raise
             if strict:
                 raise NotRewrittenError(f"strict=True, and {untraceable(name_of(fn), error)}") from error
-            _warn(fn, reason(error))
+            warn(call, reason(error))
             return fn(*args, **kwargs)
         is_news = jaxpr not in told and (report is not None or _printing())
         try:
@@ -102,7 +115,7 @@ def rewrite(
         except Exception as error:  # never worse than plain JAX
             if strict:
                 raise NotRewrittenError(f"strict=True, and rewriting {name_of(fn)} failed: {error!r}") from error
-            _warn(fn, f"{type(error).__name__}: {error}")
+            warn(call, f"{type(error).__name__}: {error}")
             changed, found, checked = jaxpr, None, None
         if found is not None:
             tell(found)
@@ -116,6 +129,8 @@ def rewrite(
     def report_for(*args: Any, **kwargs: Any) -> Report:
         try:
             jaxpr, _ = Call.of(fn, flat_functions, args, kwargs).trace()
+        except ResultError as error:
+            raise UntraceableError(f"{name_of(fn)} cannot be traced: {error}") from error
         except Exception as error:
             if is_untraceable(error):
                 raise untraceable(name_of(fn), error) from error
@@ -154,10 +169,6 @@ def _tell(callback: ReportCallback | None, what: str, report: Report) -> None:
         sys.stderr.write(f"xla_fp8: {what}\n{report}")
     if callback is not None:
         callback(report)
-
-
-def _warn(fn: Callable[..., Any], why: str) -> None:
-    warnings.warn(f"xla_fp8: {name_of(fn)} runs as plain JAX: {why}", FallbackWarning, stacklevel=3)
 
 
 def name_of(fn: Callable[..., Any]) -> str:

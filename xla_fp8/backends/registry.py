@@ -106,6 +106,9 @@ _AUTO: Mapping[str, tuple[Callable[[], Backend], ...]] = MappingProxyType(
 accelerator the original chain is better than it."""
 
 
+_PLATFORMS = ("cpu", "gpu", "cuda", "rocm", "tpu")
+
+
 def platform_name(jax_platform: str) -> str:
     """JAX's "gpu" is CUDA's or ROCm's: the name that lowering knows ("cuda"); other names as they are."""
     return "cuda" if jax_platform == "gpu" else jax_platform
@@ -122,7 +125,11 @@ def backends_for(choice: str | Backend, platform: str) -> tuple[Backend, ...]:
     if choice == "auto":
         return tuple(make() for make in _AUTO.get(platform, (_reference,)))
     if choice not in BACKENDS:
-        raise BackendError(f"unknown backend {choice!r}; the backends are: auto, {', '.join(BACKENDS)}")
+        platform_hint = (
+            f". The backend= of jax.jit, a platform, is another one: jax.jit(xla_fp8.rewrite(fn), backend={choice!r})"
+        )
+        hint = platform_hint if choice in _PLATFORMS else ""
+        raise BackendError(f"unknown backend {choice!r}; the backends are: auto, {', '.join(BACKENDS)}{hint}")
     return (BACKENDS[choice](),)
 
 
