@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
+from jax.experimental.xla_metadata import set_xla_metadata
 
 import xla_fp8
 from tests.jit.programs import LAYOUT, assert_close, conv, inputs, quantize, tensors, wide_layer
@@ -268,6 +270,49 @@ def test_a_report_claims_no_rewrite_that_lowering_does_not_bring_about() -> None
     assert fast.report(*tensors()).summary.startswith("0 rewritten, 1 refused")
     with pytest.raises(xla_fp8.NotRewrittenError, match="no plan builds"):
         xla_fp8.jit(wide_layer, backend=BrokenKernel(name="another"), strict=True)(*tensors())
+
+
+def donating(y: jax.Array) -> jax.Array:
+    return jax.jit(jax.nn.relu, donate_argnums=0)(y)  # here
+
+
+def with_a_callback(y: jax.Array) -> jax.Array:
+    @jax.jit
+    def shown(y: jax.Array) -> jax.Array:
+        jax.debug.callback(lambda _: None, y)
+        return jax.nn.relu(y)
+
+    return shown(y)  # here
+
+
+def behind_a_barrier(y: jax.Array) -> jax.Array:
+    return jax.nn.relu(lax.optimization_barrier(y))  # here
+
+
+def with_metadata(y: jax.Array) -> jax.Array:
+    with set_xla_metadata(key="value"):
+        return y + 1  # here
+
+
+@pytest.mark.parametrize(
+    ("middle", "reason"),
+    [
+        (donating, r"jit of relu \({}\) follows, and it is a jit with .* donated arguments"),
+        (with_a_callback, r"jit of shown \({}\) follows, and it is a call with operations inside that must stay"),
+        (behind_a_barrier, r"optimization_barrier \({}\) follows, which must stay with JAX"),
+        (with_metadata, r"add \({}\) follows, and it stands under compute_on or set_xla_metadata"),
+    ],
+)
+def test_a_chain_that_ends_early_has_a_reason(middle: Any, reason: str) -> None:
+    def fn(x8: jax.Array, w8: jax.Array) -> Any:
+        whole, cut = quantize(wide_layer(x8, w8), 3.0), wide_layer(x8, w8)
+        return whole, quantize(middle(cut), 2.0), wide_layer(x8, w8)
+
+    report = xla_fp8.explain(fn)(*tensors())
+    first, second, third = sorted(report.rewritten, key=lambda entry: entry.instruction)
+    assert re.match(reason.format(re.escape(here(middle, "# here"))), second.reason)
+    assert f"stops because: {second.reason[:12]}" in str(report)
+    assert first.reason == third.reason == ""
 
 
 def test_a_backend_that_is_not_installed_is_one_warning() -> None:

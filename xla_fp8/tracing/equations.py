@@ -45,6 +45,9 @@ PLAIN = CHAIN | CONTRACTIONS | _REST
 (they crash or lose their order on the way through HLO text), shard_map, sharding constraints (they would turn Shardy
 off), custom partitioning, Pallas and FFI calls, random keys, and whatever a later JAX invents."""
 
+CARRIERS = frozenset({"sharding_constraint", "reshard", "optimization_barrier", "name", "device_put", "all_gather"})
+"""What hands on a tensor as it is and yet must stay with JAX, so that no region reaches beyond it."""
+
 CALLS = frozenset({"jit", "closed_call", "core_call", "eval_jaxpr"})
 DERIVATIVE_RULES = frozenset({"custom_jvp_call", "custom_vjp_call"})
 RULES = frozenset({"custom_vjp_call", "custom_vmap_call"})
@@ -107,13 +110,15 @@ def is_plain(equation: Equation) -> bool:
 
 
 def why_not_plain(equation: Equation) -> str:
-    """Why a convolution or dot that `is_plain` denies must stay with JAX."""
+    """Why an equation that `is_plain` denies must stay with JAX."""
     if _jax_compat.has_own_context(equation):
         return "it stands under compute_on or set_xla_metadata, which HLO text would lose"
     if _has_own_sharding(equation):
         return "it has an out_sharding, which is the partitioner's business"
     if not _are_ordinary((*equation.invars, *equation.outvars)):
         return "its shapes are not static"
+    if equation.primitive.name == "jit" and not _jax_compat.is_plain_jit(equation):
+        return "it is a jit with shardings, layouts, donated arguments or compiler options of its own"
     return "it is a call with operations inside that must stay with JAX"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,10 +13,13 @@ import jax
 from xla_fp8 import _jax_compat
 from xla_fp8.backends.registry import backends_for, platform_name
 from xla_fp8.errors import XlaFp8Error
+from xla_fp8.graph import FP8_TYPES, Graph, GraphError
 from xla_fp8.report import Entry, PassTiming, Report
 from xla_fp8.target import Target
 from xla_fp8.tracing import implementation
+from xla_fp8.tracing.ends import Ends
 from xla_fp8.tracing.equations import (
+    CARRIERS,
     CHAIN,
     CONTRACTIONS,
     Equation,
@@ -34,8 +37,6 @@ from xla_fp8.tracing.region import is_region
 from xla_fp8.tracing.rewriting import Rewritten, rewritten
 
 _OPS = {"conv_general_dilated": "convolution", "dot_general": "dot"}
-_CARRIERS = frozenset({"sharding_constraint", "reshard", "optimization_barrier", "name", "device_put", "all_gather"})
-"""What hands on a tensor as it is and yet must stay with JAX, so that no region reaches beyond it."""
 _BUG = "this is a bug of xla_fp8 or of the backend: the region runs as plain JAX"
 _DEQUANTIZE_BESIDE = (
     "dequantize next to the convolution: in the same body (of a scan, cond, shard_map, checkpoint, ...), and behind "
@@ -99,18 +100,20 @@ class _Walk:
             For each output that is a dequantized FP8 tensor, where it is dequantized.
         """
         inner = _jax_compat.open_jaxpr(jaxpr)
+        ends = Ends(inner.eqns)
         origins = {**dict.fromkeys(filter(_is_fp8, (*inner.constvars, *inner.invars)), ""), **fed}
         for equation in inner.eqns:
             name = equation.primitive.name
             found = [origins[atom] for atom in equation.invars if _is_in(atom, origins)]
             origin = max(found, key=bool, default=None)  # what is beside the convolution is not what hinders
             if is_region(equation):
-                self._region(equation, any(_is_in(a, origins) and not _is_fp8(a) for a in equation.invars))
+                is_fed_from_outside = any(_is_in(a, origins) and not _is_fp8(a) for a in equation.invars)
+                self._region(equation, is_fed_from_outside, ends.of(equation))
                 origins.update(dict.fromkeys(filter(_is_fp8, equation.outvars), ""))
                 continue
             if name in CONTRACTIONS:
                 self._add([self._outside(equation, origin, inside)])
-            if name in CHAIN | _CARRIERS and origin is not None:
+            if name in CHAIN | CARRIERS and origin is not None:
                 reached = origin if name in CHAIN else f"before the {name} that it goes through"
                 origins.update(dict.fromkeys(equation.outvars, reached))
             for body in nested(equation):
@@ -123,7 +126,12 @@ class _Walk:
             origins.update(dict.fromkeys(filter(_is_fp8, equation.outvars), ""))
         return [origins[atom] if _is_in(atom, origins) else None for atom in inner.outvars]
 
-    def _region(self, equation: Equation, is_fed_from_outside: bool) -> None:
+    def _region(self, equation: Equation, is_fed_from_outside: bool, ends: Sequence[str]) -> None:
+        """Reports a region.
+
+        Args:
+            ends: of each convolution and dot of it, what outside of it ends its chain.
+        """
         jaxpr, options, family = (equation.params[name] for name in ("jaxpr", "options", "family"))
         try:
             rewrite = rewritten(jaxpr, options, self.platform, family=family)
@@ -134,7 +142,8 @@ class _Walk:
             return
         region = rewrite.report
         undone = self._undone(rewrite)
-        entries = [*(dataclasses.replace(entry, **undone) for entry in region.rewritten), *region.refused]
+        rewritten_entries = region.rewritten if undone else _ended(region, ends)
+        entries = [*(dataclasses.replace(entry, **undone) for entry in rewritten_entries), *region.refused]
         if is_fed_from_outside:
             entries = [
                 dataclasses.replace(e, advice=_DEQUANTIZE_BESIDE) if e.rule == "operand-not-fp8" else e for e in entries
@@ -188,6 +197,26 @@ class _Walk:
             return dataclasses.replace(entry, rule="not-plain", reason=reason, advice=advice)
         reason = f"what feeds it is dequantized {origin}"
         return dataclasses.replace(entry, rule="dequantized-elsewhere", reason=reason, advice=_DEQUANTIZE_BESIDE)
+
+
+def _ended(region: Report, ends: Sequence[str]) -> list[Entry]:
+    """The rewritten entries of a region, with why their chains end where what follows stands outside of it."""
+    every = sorted((*region.rewritten, *region.refused), key=lambda entry: _number(entry.instruction))
+    if len(every) != len(ends):
+        ends = [next(filter(None, ends), "")] * len(every)
+    reasons = {entry.instruction: end for entry, end in zip(every, ends, strict=True)}
+    return [
+        dataclasses.replace(entry, reason=entry.reason or ("" if _is_whole(entry) else reasons[entry.instruction]))
+        for entry in region.rewritten
+    ]
+
+
+def _is_whole(entry: Entry) -> bool:
+    """Whether the chain of a rewritten entry ends where chains end: in an FP8 tensor, or as a matmul call."""
+    try:
+        return Graph.parse(entry.graph or "").output.type in FP8_TYPES
+    except GraphError:
+        return True
 
 
 def _into(body: Body, origins: Mapping[Variable, str], name: str) -> dict[Variable, str]:
