@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import warnings
@@ -284,21 +285,24 @@ def test_one_device_of_many(backend: Any) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS, ids=lambda b: b.name)
-def test_training_step_with_a_sharded_batch(backend: Any) -> None:
-    """As above, but split by the partitioner: transposed convolutions have an out_sharding over automatic axes."""
+@pytest.mark.parametrize("axis_type", [None, *AXIS_TYPES], ids=str)
+def test_training_step_with_a_sharded_batch(axis_type: AxisType | None, backend: Any) -> None:
+    """As above, but split by the partitioner: transposed convolutions have an out_sharding, also over its own axes."""
 
     def loss(ws: list[jax.Array], x: jax.Array) -> jax.Array:
         for w in ws:
             x = jax.nn.relu(fp8_conv(x, w))
         return jnp.mean(x)
 
-    rng, on = np.random.default_rng(0), mesh(8)
+    rng = np.random.default_rng(0)
+    on = jax.make_mesh((8,), ("data",), axis_types=(axis_type or AxisType.Auto,))
     ws = [jnp.asarray(rng.normal(size=(3, 3, 4, 4)), jnp.float32) for _ in range(2)]
     x = jnp.asarray(rng.normal(size=(16, 6, 6, 4)), jnp.float32)
     wanted = jax.jit(jax.value_and_grad(loss))(ws, x)
     split = jax.device_put(ws, NamedSharding(on, P())), jax.device_put(x, NamedSharding(on, P("data")))
-    step = xla_fp8.jit(jax.value_and_grad(loss), backend=backend)
-    assert len(step.report(*split).rewritten) == 3, "two convolutions and the input gradient of the second"
-    compiled = step.lower(*split).compile()
-    assert collectives(compiled).keys() == {"all-reduce"}, "nothing but loss and gradients is exchanged"
-    assert_close(compiled(*split), wanted, rtol=1e-4)
+    with jax.set_mesh(on) if axis_type else contextlib.nullcontext():
+        step = xla_fp8.jit(jax.value_and_grad(loss), backend=backend)
+        assert len(step.report(*split).rewritten) == 3, "two convolutions and the input gradient of the second"
+        compiled = step.lower(*split).compile()
+        assert collectives(compiled).keys() == {"all-reduce"}, "nothing but loss and gradients is exchanged"
+        assert_close(compiled(*split), wanted, rtol=1e-4)

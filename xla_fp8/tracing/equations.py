@@ -145,7 +145,8 @@ def _has_own_sharding(equation: Equation) -> bool:
     """Whether an operation says how its result is sharded: the partitioner's business, not the matcher's.
 
     JAX's transposed convolutions always have a sharding. Over axes that are all manual (in shard_map) there is nothing
-    to shard; over automatic ones, which none but the partitioner may name, it says nothing.
+    to shard; over automatic ones, which none but the partitioner may name, it says nothing; over explicit ones it is in
+    the type of the result, as every sharding is, and a region's results are sharded as their types say.
     """
     for name in _jax_compat.SHARDING_PARAMETERS:
         sharding = equation.params.get(name)
@@ -157,11 +158,12 @@ def _has_own_sharding(equation: Equation) -> bool:
 def _says_nothing(sharding: Any) -> bool:
     if not isinstance(sharding, jax.sharding.NamedSharding):
         return False
-    types = sharding.mesh.axis_types
-    named = [axes for axes in sharding.spec if axes is not None]
+    types, spec = set(sharding.mesh.axis_types), sharding.spec
+    named = [axes for axes in spec if axes is not None]
     return bool(types) and (
-        all(type == jax.sharding.AxisType.Manual for type in types)
-        or (not named and all(type != jax.sharding.AxisType.Explicit for type in types))
+        types == {jax.sharding.AxisType.Manual}
+        or (not named and jax.sharding.AxisType.Explicit not in types)
+        or (types == {jax.sharding.AxisType.Explicit} and not spec.unreduced and not spec.reduced)
     )
 
 
