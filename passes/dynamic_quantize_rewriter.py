@@ -7,7 +7,7 @@ from xla_fp8.hlo.attributes import quote
 from xla_fp8.passes.amax import Reduction, known_amax, reductions_of
 from xla_fp8.passes.base import Pass, Refusal, rewritable_computations
 from xla_fp8.passes.quantize_chain import Chain, find_chain
-from xla_fp8.passes.quantize_scalars import NodeBuilder, NotCapturedError, ScalarCapture
+from xla_fp8.passes.quantize_scalars import MAX_CAPTURED, NodeBuilder, NotCapturedError, ScalarCapture, op_of
 from xla_fp8.passes.values import take_place
 from xla_fp8.quantize_call import QUANTIZE_TARGET, QuantizeCall
 from xla_fp8.target import Target
@@ -74,29 +74,37 @@ class DynamicQuantizeRewriter(Pass):
         try:
             capture = ScalarCapture(chain, reductions, dependent)
         except NotCapturedError as error:
-            stopped = self._refusal(
-                "scale-operation",
-                error.instruction,
-                "stands between the amax and the scale and is no operation of the call, which therefore takes the "
-                "scale as an operand",
-                "compute the scale with multiply, divide, maximum, minimum, where and the like (docs/graph-string.md)",
-            )
+            stopped = self._not_captured(error.instruction)
             capture = ScalarCapture(chain, (), set())
         self.replace(computation, chain, capture, stopped)
         return None
 
     def unsupported(self, chain: Chain) -> Refusal | None:
         """Why a quantization has no call; None where it has one."""
-        cast, x = chain.cast, chain.x
+        cast = chain.cast
         if cast.has_control_dependencies:
             return self._refusal(
                 "control-dependencies", cast, "has control dependencies", "run the pass before they are made"
             )
-        if cast.shape.is_dynamic or x.shape.is_dynamic:
-            return self._refusal("dynamic-shape", cast, "has a dynamic shape", "give it a static shape")
-        if cast.shape.element_count < 2:
-            return self._refusal("empty", cast, "has one element or none", "nothing to gain: there is no work in it")
+        if cast.shape.element_count == 0:
+            return self._refusal("empty", cast, "has no elements", "nothing to gain: there is no work in it")
         return None
+
+    def _not_captured(self, instruction: HloInstruction) -> Refusal:
+        if op_of(instruction) is not None:
+            return self._refusal(
+                "too-deep",
+                instruction,
+                f"is one of more than {MAX_CAPTURED} operations between amax and scale, so the scale is an operand",
+                "shorten the chain",
+            )
+        return self._refusal(
+            "scale-operation",
+            instruction,
+            "stands between the amax and the scale and is no operation of the call, which therefore takes the scale as "
+            "an operand",
+            "compute the scale with multiply, divide, maximum, minimum, where and the like (docs/graph-string.md)",
+        )
 
     def _refusal(self, rule: str, instruction: HloInstruction, what: str, advice: str) -> Refusal:
         return Refusal(rule, f"{self.context.described(instruction)} {what}", advice, instruction)

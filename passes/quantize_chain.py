@@ -83,20 +83,18 @@ def find_chain(cast: HloInstruction) -> Chain | Refusal | None:
         tail.append(Step(value, value.operand(0)))
         value = value.operand(0)
     bounds = _clamp(value)
-    steps = _steps(bounds.value if bounds else value)
+    inside = bounds.value if bounds else _inside_bounds(value)
+    steps = _steps(inside)
     if not any(step.scale is not None for step in steps):
-        scaled = bounds.value if bounds else value
-        return _unusual_scale(scaled) if bounds else None
+        return _unusual_scale(inside) if bounds else None
     type_ = cast.shape.element_type
     if type_ not in FP8_TYPES:
         return _refusal("fp8-type", cast, f"converts to {type_}, which the call does not store",
                         "quantize to float8_e4m3fn or float8_e5m2")  # fmt: skip
     largest = FP8_MAX[type_]
     if bounds is None:
-        found = bounded(value)
-        if found is not None and not found.keeps_nan:
-            return _refusal("nan-to-number", value, f"makes {found.bound:g} of NaN, which a saturating cast keeps",
-                            f"write jnp.clip(y, -{largest:g}, {largest:g})")  # fmt: skip
+        if value is not inside:
+            return _unusual_bounds(value, largest)
         return _refusal(
             "missing-clamp",
             cast,
@@ -133,6 +131,27 @@ def _clamp(instruction: HloInstruction) -> _Clamp | None:
         return None
     low, high = (inner.bound, outer.bound) if outer.opcode == "minimum" else (outer.bound, inner.bound)
     return _Clamp(inner.value, low, high) if low <= high else None
+
+
+def _inside_bounds(value: HloInstruction) -> HloInstruction:
+    """What is behind a maximum or a minimum, or both, that are no clamp: NaN is lost, or one side is open."""
+    for _ in range(2):
+        if (found := bounded(value)) is None:
+            break
+        value = found.value
+    return value
+
+
+def _unusual_bounds(value: HloInstruction, largest: float) -> Refusal:
+    """Why these bounds are no clamp."""
+    advice = f"write jnp.clip(y, -{largest:g}, {largest:g})"
+    outer = bounded(value)
+    assert outer is not None
+    for found in (outer, bounded(outer.value)):
+        if found is not None and not found.keeps_nan:
+            what = f"makes {found.bound:g} of NaN, which a saturating cast keeps"
+            return _refusal("nan-to-number", value, what, advice)
+    return _refusal("wrong-clamp-bounds", value, "leaves one side without a bound, or bounds one twice", advice)
 
 
 def _steps(value: HloInstruction) -> tuple[Step, ...]:
@@ -175,6 +194,8 @@ def _unusual_scale(scaled: HloInstruction) -> Refusal | None:
         scaled = scaled.operand(0)
     if scaled.opcode not in ("multiply", "divide"):
         return None
+    if scaled.shape.is_dynamic:
+        return _refusal("dynamic-shape", scaled, "has a dynamic shape", "give it a static shape")
     type_ = scaled.shape.element_type
     if type_ not in WIDE_TYPES and any(scalar_of(operand) for operand in scaled.operands):
         return _refusal("wide-type", scaled, f"computes in {type_}; the call computes in f32, bf16 or f16",

@@ -15,7 +15,7 @@ from xla_fp8.passes.quantize_chain import Chain
 from xla_fp8.passes.values import WIDE_TYPES, Scalar, constant_of, scalar_of
 from xla_fp8.quantize_call import INTEGER_TYPES, SCALAR_OPS, Node
 
-_MAX_CAPTURED = 48
+MAX_CAPTURED = 48
 _MOVES = ("broadcast", "reshape", "transpose", "copy", "bitcast")
 _TYPES = (*WIDE_TYPES, *INTEGER_TYPES, "pred")
 
@@ -59,13 +59,13 @@ class ScalarCapture:
         value, is_alone = behind_moves(instruction)
         if value in self.captured or value in self.externals or scalar_constant(value) is not None:
             return
-        may_be_inside = op_of(value) is not None and len(self.captured) < _MAX_CAPTURED
+        may_be_inside = op_of(value) is not None and len(self.captured) < MAX_CAPTURED
         if value in self.reductions:
             pass
         elif value in self.dependent and not may_be_inside:
             raise NotCapturedError(value)
         elif value in self.dependent or (may_be_inside and is_alone and value.user_count == 1 and not value.is_root):
-            # No deeper than _MAX_CAPTURED: each level adds one.
+            # No deeper than MAX_CAPTURED: each level adds one.
             self.captured[value] = None
             for operand in value.operands:
                 self._take(operand)
@@ -78,7 +78,7 @@ class ScalarCapture:
     def _follow(self) -> None:
         """Captures what is computed from the captured alone."""
         pending = [value for value in self.captured if value in self.dependent]
-        while pending and len(self.captured) < _MAX_CAPTURED:
+        while pending and len(self.captured) < MAX_CAPTURED:
             for user in pending.pop(0).users:
                 if user.opcode in _MOVES and user.shape.element_count == 1:
                     pending.append(user)
