@@ -96,10 +96,29 @@ def test_auto_takes_kernels_on_hopper() -> None:
     x = jax.ShapeDtypeStruct((512, 512), jnp.bfloat16)
     text = lowered(lambda x: xla_fp8.quantize(x, layout="both"), x)
     assert kernels_of(text)
-    for options in ({"axis": 0}, {"algorithm": "lax"}):
+    for options in ({"axis": 0}, {"algorithm": "lax"}, {"scale": 0.5, "return_amax": True}):
         assert not kernels_of(lowered(lambda x, o=options: xla_fp8.quantize(x, **o), x))
     # A batch of kernels could not wait at one barrier.
     assert not kernels_of(lowered(jax.vmap(xla_fp8.quantize), x))
+
+
+@pytest.mark.usefixtures("on_hopper")
+@pytest.mark.parametrize(
+    ("shape", "changes", "expected"),
+    [
+        ((), {}, "reduction"),
+        ((2**25 - 1,), {}, "reduction"),
+        ((2**25,), {}, "atomic"),
+        ((16384, 16384), {}, "atomic"),
+        ((16384, 16384), {"layout": "both"}, "reduction"),
+        ((16384, 16384), {"layout": "transposed"}, "reduction"),
+        ((512, 512), {"given": "scale"}, None),
+        ((16384, 16384), {"given": "scale", "layout": "both"}, None),
+        ((16384, 16384), {"given": "amax"}, "atomic"),
+    ],
+)
+def test_auto_by_scale_layout_and_size(shape: tuple[int, ...], changes: dict[str, Any], expected: str | None) -> None:
+    assert choice.fastest(request_for(shape, **changes)) == expected
 
 
 @pytest.mark.usefixtures("on_hopper")
