@@ -589,6 +589,13 @@ class EpilogueCapture:
                 seen.add(user)
                 if user.shape.is_fp8:
                     first = output.instruction.users[0]
+                    if first.opcode in MOVES:
+                        return Refusal(
+                            "unknown-operation",
+                            f"{self.described(first)} moves elements in front of the cast to FP8, where a graph ends",
+                            "quantize first and move the FP8 tensor: the same values, a quarter of the bytes",
+                            first,
+                        )
                     return Refusal(
                         "unknown-operation",
                         f"{self.described(first)} is, with what follows it, none of the graph's operations",
@@ -597,7 +604,7 @@ class EpilogueCapture:
                         + "silu, gelu, sigmoid, tanh and a scale for each channel",
                         first,
                     )
-                if user.opcode in _POINTWISE:
+                if user.opcode in _POINTWISE or user.opcode in MOVES:
                     pending.append(user)
         return None
 
