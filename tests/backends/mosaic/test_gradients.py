@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+import importlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks.gradients import (
-    H200,
-    Shape,
-    filter_gradient,
-    input_call,
-    input_gradient,
-    random_tensors,
-    swapped_call,
-)
 from xla_fp8.backends import reference
 from xla_fp8.backends.mosaic.backend import MosaicBackend
 from xla_fp8.target import GraphCall
 
-SHAPES: list[Shape] = [
+if TYPE_CHECKING:
+    from benchmarks import gradients
+else:
+    with pytest.MonkeyPatch.context() as patch:  # the package of the benchmarks is not installed
+        patch.syspath_prepend(str(Path(__file__).resolve().parents[3]))
+        gradients = importlib.import_module("benchmarks.gradients")
+
+SHAPES: list[gradients.Shape] = [
     # N, H = W, C, K, R = S, stride
     (16, 7, 32, 48, 3, 1),
     (16, 8, 32, 48, 3, 2),
@@ -33,24 +33,24 @@ SHAPES: list[Shape] = [
 
 
 def run(call: GraphCall, *operands: Any) -> np.ndarray[Any, Any]:
-    assert MosaicBackend("highest").supports(call, H200).ok
+    assert MosaicBackend("highest").supports(call, gradients.H200).ok
     arrays = [jnp.asarray(operand) for operand in operands]
     (output,) = reference.run(call.graph, call.window, call.dim_labels, 1, [*arrays, jnp.float32(1)], ["f32"])
     return np.asarray(output)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_a_filter_gradient_is_a_convolution_with_batch_and_channels_swapped(shape: Shape) -> None:
-    x, _, dy = random_tensors(shape)
-    expected = filter_gradient(shape)(x.astype(np.float32), dy.astype(np.float32), jnp.float32(1))
-    np.testing.assert_allclose(run(swapped_call(shape, False), x, dy), expected, rtol=1e-5, atol=1e-3)
+def test_a_filter_gradient_is_a_convolution_with_batch_and_channels_swapped(shape: gradients.Shape) -> None:
+    x, _, dy = gradients.random_tensors(shape)
+    expected = gradients.filter_gradient(shape)(x.astype(np.float32), dy.astype(np.float32), jnp.float32(1))
+    np.testing.assert_allclose(run(gradients.swapped_call(shape, False), x, dy), expected, rtol=1e-5, atol=1e-3)
     moved = (array.transpose(3, 1, 2, 0) for array in (x, dy))
-    np.testing.assert_allclose(run(swapped_call(shape, True), *moved), expected, rtol=1e-5, atol=1e-3)
+    np.testing.assert_allclose(run(gradients.swapped_call(shape, True), *moved), expected, rtol=1e-5, atol=1e-3)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_an_input_gradient_is_a_convolution_over_the_dilated_cotangent(shape: Shape) -> None:
-    _, w, dy = random_tensors(shape)
-    expected = input_gradient(shape)(dy.astype(np.float32), w.astype(np.float32), jnp.float32(1))
+def test_an_input_gradient_is_a_convolution_over_the_dilated_cotangent(shape: gradients.Shape) -> None:
+    _, w, dy = gradients.random_tensors(shape)
+    expected = gradients.input_gradient(shape)(dy.astype(np.float32), w.astype(np.float32), jnp.float32(1))
     mirrored = w[:, ::-1, ::-1].transpose(3, 1, 2, 0)
-    np.testing.assert_allclose(run(input_call(shape), dy, mirrored), expected, rtol=1e-5, atol=1e-3)
+    np.testing.assert_allclose(run(gradients.input_call(shape), dy, mirrored), expected, rtol=1e-5, atol=1e-3)
