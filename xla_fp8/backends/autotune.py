@@ -250,17 +250,12 @@ def _sample(output: jax.Array) -> np.ndarray[Any, Any]:
 
 def _expected(call: GraphCall, operands: Sequence[np.ndarray[Any, Any]]) -> tuple[jax.Array, ...]:
     """The reference's results; from the CPU, where there is nothing to tune for an f32 convolution."""
-    types = [shape.element_type for shape in call.output_shapes]
-
-    def run(*operands: jax.Array) -> tuple[jax.Array, ...]:
-        return reference.run(call.graph, call.window, call.dim_labels, call.feature_group_count, operands, types)
-
     try:
         device = jax.devices("cpu")[0]
     except RuntimeError:  # JAX_PLATFORMS leaves the CPU out
         device = None
     with jax.default_device(device):
-        outputs: tuple[jax.Array, ...] = jax.jit(run)(*operands)
+        outputs: tuple[jax.Array, ...] = jax.jit(reference.implementation_of(call))(*operands)
     return outputs
 
 

@@ -48,21 +48,7 @@ class ChainBackend:
         return tuple(FORMS) if operations(call) < SMALL else ("chain",)
 
     def lower(self, call: GraphCall, config: Config) -> Implementation:
-        types = tuple(shape.element_type for shape in call.output_shapes)
-        form = FORMS[str(config)]
-
-        def implementation(*operands: object) -> tuple[object, ...]:
-            return reference.run(
-                call.graph,
-                call.window,
-                call.dim_labels,
-                call.feature_group_count,
-                operands,  # type: ignore[arg-type]
-                types,
-                form=form,
-            )
-
-        return implementation  # type: ignore[return-value]
+        return reference.implementation_of(call, FORMS[str(config)])
 
 
 def operations(call: GraphCall) -> int:

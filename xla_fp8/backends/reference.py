@@ -30,6 +30,7 @@ from jax import lax
 from xla_fp8.graph import FP8_MAX, FP8_TYPES, Graph, GraphTypeError, type_check
 from xla_fp8.hlo import ConvolutionDimensionNumbers, Shape, Window
 from xla_fp8.hlo.literal import numpy_dtype
+from xla_fp8.target import GraphCall
 
 Form = Literal["exact", "fusible", "bf16"]
 """How a graph is written in JAX: in f32, which defines it; as the chain of which XLA's GPU compiler makes an FP8
@@ -74,6 +75,17 @@ def run(
         raise GraphTypeError(f"{graph} has {len(results)} results, but {len(types)} output types were given")
     values = node_values(graph, window, dim_labels, feature_group_count, operands, batch_group_count, form)
     return tuple(store(values[node.uid], type) for node, type in zip(results, types, strict=True))
+
+
+def implementation_of(call: GraphCall, form: Form = "exact") -> Callable[..., tuple[jax.Array, ...]]:
+    """`run` of a call, as a function of its operands."""
+    types = tuple(shape.element_type for shape in call.output_shapes)
+
+    def implementation(*operands: jax.Array) -> tuple[jax.Array, ...]:
+        groups = call.feature_group_count
+        return run(call.graph, call.window, call.dim_labels, groups, operands, types, form=form)
+
+    return implementation
 
 
 def node_values(

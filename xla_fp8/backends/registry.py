@@ -32,19 +32,7 @@ class ReferenceBackend:
         return (None,)
 
     def lower(self, call: GraphCall, config: Config) -> Implementation:
-        types = tuple(shape.element_type for shape in call.output_shapes)
-
-        def implementation(*operands: object) -> tuple[object, ...]:
-            return reference.run(
-                call.graph,
-                call.window,
-                call.dim_labels,
-                call.feature_group_count,
-                operands,  # type: ignore[arg-type]
-                types,
-            )
-
-        return implementation  # type: ignore[return-value]
+        return reference.implementation_of(call)
 
 
 @dataclasses.dataclass(frozen=True)
