@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 import warnings
-from pathlib import Path
+from collections.abc import Callable
 from types import ModuleType
 
 import jax
@@ -23,15 +21,8 @@ in another order may round an FP8 value the other way, which is 6% of it."""
 
 
 @pytest.fixture(scope="module")
-def digits() -> ModuleType:
-    path = Path(__file__).resolve().parents[1] / "examples" / "train_digits.py"
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+def digits(load_script: Callable[[str], ModuleType]) -> ModuleType:
+    return load_script("examples/train_digits.py")
 
 
 def test_loss_curves_coincide(digits: ModuleType) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,15 +14,8 @@ PATH = Path(__file__).resolve().parents[2] / "benchmarks/validation_report.py"
 
 
 @pytest.fixture(scope="module")
-def report() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("validation_report", PATH)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(__import__("sys").modules, "validation_report", module)
-        spec.loader.exec_module(module)
-    return module
+def report(load_script: Callable[[str], ModuleType]) -> ModuleType:
+    return load_script("benchmarks/validation_report.py")
 
 
 def line(test: str, outcome: str, day: int, reason: str = "", **more: Any) -> str:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
+from collections.abc import Callable
 from types import ModuleType
 
 import numpy as np
@@ -14,15 +12,8 @@ pytest.importorskip("sklearn", reason="needs scikit-learn, which ships the digit
 
 
 @pytest.fixture(scope="module")
-def example() -> ModuleType:
-    path = Path(__file__).resolve().parents[2] / "examples" / "train_fp8.py"
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+def example(load_script: Callable[[str], ModuleType]) -> ModuleType:
+    return load_script("examples/train_fp8.py")
 
 
 @pytest.mark.parametrize("task", ["digits", "teacher"])
