@@ -22,9 +22,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.set_defaults(run=run)
     parser.add_argument("input", metavar="FILE", help="HLO text or proto, gzip of either, or - for stdin")
     options.add_output(parser)
-    parser.add_argument(
-        "--format", choices=("text", "dot", "svg", "html"), default="text", help="svg needs Graphviz's dot"
-    )
+    parser.add_argument("--format", choices=("text", "dot", "svg", "html"), default="text", help="dot is for Graphviz")
     parser.add_argument("--before", metavar="FILE", help="the module that FILE was made from, to show beside it")
     options.add_pipeline(parser)
     options.add_common(parser)

@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import html
-import shutil
-import subprocess
 from typing import Literal, get_args
 
+from xla_fp8.graph import svg
 from xla_fp8.graph.errors import GraphError
-from xla_fp8.graph.pictures import BoxKind, Flow, Picture, pictures
+from xla_fp8.graph.pictures import Flow, Picture, pictures
 from xla_fp8.hlo import HloModule
 
 Format = Literal["text", "dot", "svg", "html"]
 
 _NOTHING = "No custom call of this module has a serialized graph."
-_FILL: dict[BoxKind, str] = {
-    "operand": "#e8eaed",
-    "instruction": "#fff4d6",
-    "node": "#d7e8ff",
-    "result": "#d9f2e0",
-    "user": "#ffffff",
-}
 
 
 def draw(module: HloModule, format: Format = "text", before: HloModule | None = None) -> str:
@@ -28,14 +20,13 @@ def draw(module: HloModule, format: Format = "text", before: HloModule | None = 
 
     Args:
         module: the module after the passes.
-        format: "text" is ASCII; "dot" is Graphviz input; "svg" is one image, laid out by Graphviz; "html" is one page
-            that needs nothing else, with an image for each call, or boxes in a list where there is no Graphviz.
+        format: "text" is ASCII; "dot" is Graphviz input; "svg" is one image; "html" is one page that needs nothing
+            else, with an image for each call.
         before: the module before the passes, to be shown beside. What a call replaced is found by name: passes keep the
             names of what they do not replace.
 
     Raises:
-        GraphError: a custom call has a string that is not a graph, or too few operands for it; or "svg" without
-            Graphviz's `dot`.
+        GraphError: a custom call has a string that is not a graph, or too few operands for it.
     """
     drawn = pictures(module, before)
     if format == "text":
@@ -43,7 +34,7 @@ def draw(module: HloModule, format: Format = "text", before: HloModule | None = 
     if format == "dot":
         return _dot(drawn)
     if format == "svg":
-        return _svg(_dot(drawn))
+        return _svg(drawn)
     if format == "html":
         return _html(drawn)
     raise GraphError(f"unknown format {format!r}; the formats are {', '.join(get_args(Format))}")
@@ -75,10 +66,6 @@ def _dot(drawn: list[Picture]) -> str:
             lines += [f"      {line}" for line in _dot_flow(flow, prefix=f"{number} {name} ")]
             lines.append("    }")
         lines.append("  }")
-    return _digraph(lines)
-
-
-def _digraph(lines: list[str]) -> str:
     style = [
         '  graph [rankdir=TB, fontname="sans-serif", labeljust=l, style=rounded, color="#9aa0a6"];',
         '  node [shape=box, style="rounded,filled", fontname="sans-serif", fontsize=11, color="#5f6368"];',
@@ -91,7 +78,7 @@ def _dot_flow(flow: Flow, prefix: str = "") -> list[str]:
     lines = []
     for box in flow.boxes.values():
         label = _quote(f"{box.title}\n{box.detail}")
-        lines.append(f'{_quote(prefix + box.title)} [label={label}, fillcolor="{_FILL[box.kind]}"];')
+        lines.append(f'{_quote(prefix + box.title)} [label={label}, fillcolor="{svg.COLORS[box.kind]}"];')
     return lines + [f"{_quote(prefix + source)} -> {_quote(prefix + target)};" for source, target in flow.arrows]
 
 
@@ -100,17 +87,31 @@ def _quote(text: str) -> str:
     return f'"{escaped}"'
 
 
-def _svg(dot: str) -> str:
-    program = shutil.which("dot")
-    if program is None:
-        raise GraphError(
-            "svg needs Graphviz's dot, which is not on the PATH. Install it (Debian, Ubuntu: apt install graphviz), "
-            "or ask for dot, text or html, which need nothing"
-        )
-    done = subprocess.run([program, "-Tsvg"], input=dot, capture_output=True, text=True, check=False, encoding="utf-8")
-    if done.returncode != 0:
-        raise GraphError(f"Graphviz's dot failed with status {done.returncode}: {done.stderr.strip()}")
-    return done.stdout
+def _svg(drawn: list[Picture]) -> str:
+    """The pictures from top to bottom, each with what was before on the left."""
+    parts, width, height = [], 0.0, _GAP
+    for title, flows in [(p.title, _parts(p)) for p in drawn] or [(_NOTHING, [])]:
+        parts.append(f'<text class="heading" x="{_GAP}" y="{height + _GAP / 2:g}">{html.escape(title)}</text>')
+        left, top, lowest = _GAP, height + 1.5 * _GAP, 0.0
+        for name, flow in flows:
+            image = svg.image(flow)
+            parts.append(f'<text class="heading" x="{left:g}" y="{top:g}">{name}</text>')
+            parts.append(f'<g transform="translate({left:.0f} {top + _GAP / 2:.0f})">\n{image.content}\n</g>')
+            left, lowest = left + image.width + 2 * _GAP, max(lowest, image.height)
+        width, height = max(width, left, _GAP + 7 * len(title)), top + lowest + 2 * _GAP
+    size = f'width="{width:.0f}" height="{height:.0f}"'
+    return "\n".join(
+        [
+            f'<svg class="flow" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" {size}>',
+            f"<style>{svg.STYLE}svg.flow text.heading {{ text-anchor: start; }}</style>",
+            f'<rect {size} style="fill: #ffffff; stroke: none"/>',
+            *parts,
+            "</svg>\n",
+        ]
+    )
+
+
+_GAP = 24.0
 
 
 def _html(drawn: list[Picture]) -> str:
@@ -119,23 +120,9 @@ def _html(drawn: list[Picture]) -> str:
 
 
 def _section(picture: Picture) -> str:
-    columns = [f"<div><h3>{name}</h3>\n{_html_flow(flow)}</div>" for name, flow in _parts(picture)]
+    columns = [f"<div><h3>{name}</h3>\n{svg.svg(flow)}</div>" for name, flow in _parts(picture)]
     heading = f"<h2>{html.escape(picture.title)}</h2>"
     return f"<section>{heading}\n<div class=columns>\n" + "\n".join(columns) + "\n</div></section>"
-
-
-def _html_flow(flow: Flow) -> str:
-    if shutil.which("dot"):
-        svg = _svg(_digraph(_dot_flow(flow)))
-        return svg[svg.index("<svg") :]  # an XML declaration may not stand inside a page
-    rows = []
-    for box in flow.boxes.values():
-        inputs = "".join(f" <i>{html.escape(source)}</i>" for source in flow.inputs(box.title))
-        reads = f"<span>reads{inputs}</span>" if inputs else ""
-        rows.append(
-            f"<li class={box.kind}><b>{html.escape(box.title)}</b> <code>{html.escape(box.detail)}</code>{reads}</li>"
-        )
-    return "<ol>\n" + "\n".join(rows) + "\n</ol>"
 
 
 _PAGE = """<!doctype html>
@@ -145,13 +132,11 @@ body { font: 14px/1.4 system-ui, sans-serif; margin: 2em; color: #202124; backgr
 h2 { font-size: 1.05em; overflow-wrap: anywhere; } h3 { font-size: 0.95em; color: #5f6368; margin: 0.5em 0; }
 section { border: 1px solid #dadce0; border-radius: 8px; padding: 0 1em 1em; margin-bottom: 1.5em; }
 .columns { display: flex; flex-wrap: wrap; gap: 2em; align-items: flex-start; }
-ol { list-style: none; margin: 0; padding: 0; }
-li { border: 1px solid #5f6368; border-radius: 6px; padding: 0.3em 0.7em; margin: 0.4em 0; }
-li span { display: block; color: #5f6368; font-size: 0.9em; }
+.columns div { overflow-x: auto; }
 STYLES
 </style></head>
 <body>
 <h1>FP8 graphs</h1>
 BODY
 </body></html>
-""".replace("STYLES", "\n".join(f"li.{kind} {{ background: {colour}; }}" for kind, colour in _FILL.items()))
+""".replace("STYLES", svg.STYLE)

@@ -1,27 +1,39 @@
-"""What a drawing shows, before it is drawn: boxes and arrows around each custom call that has a graph."""
+"""What a drawing shows, before it is drawn: boxes and arrows around custom calls, and what they replaced."""
 
 from __future__ import annotations
 
+import collections
 import dataclasses
-from collections.abc import Iterable
+import itertools
+from collections.abc import Container, Iterable, Iterator
 from typing import Literal
 
 from xla_fp8.graph.custom_call import graph_of
 from xla_fp8.graph.errors import GraphError
 from xla_fp8.graph.graph import Graph
+from xla_fp8.graph.node import Node
 from xla_fp8.graph.ops import FP8_TYPES
 from xla_fp8.hlo import HloInstruction, HloModule, Shape
 
-BoxKind = Literal["operand", "instruction", "node", "result", "user"]
+_PRODUCTS = ("convolution", "dot")
+_ENDS = ("parameter", "tuple", "call", "while", "conditional")
+_MOST_REPLACED, _MOST_NEAR = 120, 30
+"""Instructions in one picture, beside operands and users."""
+
+BoxKind = Literal["operand", "instruction", "node", "result", "user", "rewritten", "refused", "other"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Box:
-    """An instruction of the module or a node of a graph. `title` is unique in its flow."""
+    """An instruction of the module or a node of a graph. `title` is unique in its flow.
+
+    `instruction` is the one that it is, or whose graph it is a node of; None where there is no module.
+    """
 
     title: str
     detail: str
     kind: BoxKind
+    instruction: HloInstruction | None = None
 
 
 @dataclasses.dataclass
@@ -57,8 +69,8 @@ def pictures(module: HloModule, before: HloModule | None = None) -> list[Picture
     Raises GraphError where a custom call has a string that is not a graph, or too few operands for it.
     """
     calls = [(i, g) for c in module.computations for i in c for g in [graph_of(i)] if g is not None]
-    replaced = _Replaced(before, module) if before else None
-    return [Picture(_title(call), replaced.flow(call) if replaced else None, _after(call, g)) for call, g in calls]
+    flows = Before(before, module).replaced_by(c for c, _ in calls) if before else itertools.repeat(None)
+    return [Picture(_title(call), flow, call_flow(call, g)) for (call, g), flow in zip(calls, flows, strict=False)]
 
 
 def _title(call: HloInstruction) -> str:
@@ -70,7 +82,19 @@ def _title(call: HloInstruction) -> str:
     return ", ".join(parts)
 
 
-def _after(call: HloInstruction, graph: Graph) -> Flow:
+def graph_flow(graph: Graph) -> Flow:
+    """A graph alone, as its string has it."""
+    flow = Flow()
+    for node in graph:
+        flow.box(Box(_node_title(node), node.type, "node"), [_node_title(graph.node(uid)) for uid in node.operands])
+    return flow
+
+
+def call_flow(call: HloInstruction, graph: Graph) -> Flow:
+    """A custom call: its operands, the nodes of its graph, its results and their users.
+
+    Raises GraphError where the call has too few operands for its graph.
+    """
     sides = graph.side_operands()
     if len(call.operands) != 2 + len(sides):
         raise GraphError(
@@ -78,88 +102,108 @@ def _after(call: HloInstruction, graph: Graph) -> Flow:
         )
     flow = Flow()
     for node in graph:
-        titles = [f"#{uid} {graph.node(uid).op}" for uid in node.operands]
+        titles = [_node_title(graph.node(uid)) for uid in node.operands]
         read = [s.index for s in sides if s.node == node.uid] if node.op != "conv" else [0, 1]
-        titles += [flow.box(_instruction_box(call.operand(index), "operand")) for index in read]
-        flow.box(Box(f"#{node.uid} {node.op}", node.type, "node"), titles)
-    results = [f"#{node.uid} {node.op}" for node in (graph.output, *graph.aux_outputs)]
+        titles += [flow.box(instruction_box(call.operand(index), "operand")) for index in read]
+        flow.box(Box(_node_title(node), node.type, "node", call), titles)
+    results = [_node_title(node) for node in (graph.output, *graph.aux_outputs)]
     for user in call.users:
         is_element = user.opcode == "get-tuple-element" and user.tuple_index < len(results)
-        source = flow.box(_instruction_box(user, "result"), [results[user.tuple_index] if is_element else results[0]])
+        source = flow.box(instruction_box(user, "result"), [results[user.tuple_index] if is_element else results[0]])
         for further in user.users if is_element else ():
-            title = flow.box(_instruction_box(further, "user"))
+            title = flow.box(instruction_box(further, "user"))
             flow.arrows.append((source, title))
     return flow
 
 
-class _Replaced:
-    """Finds, in the module before, the instructions that a custom call stands for: those that are gone."""
+def _node_title(node: Node) -> str:
+    return f"#{node.uid} {node.op}"
+
+
+class Before:
+    """The module before, as pictures show it: what is gone around a convolution, or what stands around it.
+
+    Args:
+        before: the module that was read.
+        after: what passes made of it. They keep the names of what they do not replace.
+    """
 
     def __init__(self, before: HloModule, after: HloModule) -> None:
         # With the opcode: a custom call may have the name of the convolution that it replaced.
         kept = {(i.name, i.opcode) for c in after.computations for i in c}
-        self.order = {i: position for position, i in enumerate(i for c in before.computations for i in c)}
-        self.gone = {i for i in self.order if (i.name, i.opcode) not in kept}
-        self.convolutions = [i for i in self.order if i in self.gone and i.opcode == "convolution"]
+        self._order = {i: position for position, i in enumerate(i for c in before.computations for i in c)}
+        self._gone = {i for i in self._order if (i.name, i.opcode) not in kept}
 
-    def flow(self, call: HloInstruction) -> Flow | None:
-        """The flow that `call` replaced; None where no convolution that is gone fits."""
-        names = {operand.name for operand in call.operands}
+    def replaced_by(self, calls: Iterable[HloInstruction]) -> Iterator[Flow | None]:
+        """The flow that each call replaced; None where no convolution that is gone fits."""
+        regions = {i: self._replaced(i) for i in self._order if i in self._gone and i.opcode == "convolution"}
+        operands = {i: {operand.name for operand in self._boundary(region)} for i, region in regions.items()}
+        for call in calls:
+            names = {operand.name for operand in call.operands}
+            fits = {i: (i.op_name == call.op_name, len(operands[i] & names)) for i in regions}
+            best = max(fits, key=fits.__getitem__, default=None)
+            yield self._flow(regions.pop(best)) if best is not None and fits[best] != (False, 0) else None
 
-        def fit(convolution: HloInstruction) -> tuple[bool, int]:
-            shared = sum(i.name in names for i in self._boundary(self._region(convolution)))
-            return convolution.op_name == call.op_name, shared
+    def around(self, instruction: HloInstruction) -> Flow:
+        """What was replaced with `instruction`; where it is still there, what stands near it."""
+        return self._flow(self._replaced(instruction) if instruction in self._gone else self._near(instruction))
 
-        best = max(self.convolutions, key=fit, default=None)
-        if best is None or fit(best) == (False, 0):
-            return None
-        self.convolutions.remove(best)
-        region = self._region(best)
-        flow = Flow()
-        for instruction in self._boundary(region):
-            flow.box(_instruction_box(instruction, "operand"))
-        for instruction in sorted(region, key=self.order.__getitem__):
-            flow.box(_instruction_box(instruction, "instruction"), [f"%{o.name}" for o in instruction.operands])
-        for instruction in sorted(region, key=self.order.__getitem__):
-            for user in instruction.users:
-                if user not in region:
-                    flow.arrows.append((f"%{instruction.name}", flow.box(_instruction_box(user, "user"))))
-        return flow
-
-    def _region(self, convolution: HloInstruction) -> set[HloInstruction]:
+    def _replaced(self, start: HloInstruction) -> set[HloInstruction]:
         """What is gone around the convolution: down to the next FP8 values or convolutions, then up from all of it."""
-        region = self._walk({convolution}, down=True)
-        return self._walk(region, down=False)
+        region = self._walk({start: None}, self._gone, _MOST_REPLACED, down=True)
+        return set(self._walk(region, self._gone, _MOST_REPLACED, down=False))
 
-    def _walk(self, start: set[HloInstruction], down: bool) -> set[HloInstruction]:
-        found, todo = set(start), list(start)
+    def _near(self, start: HloInstruction) -> set[HloInstruction]:
+        """Up to the FP8 values, convolutions and parameters that it comes from, and down as far, within a limit."""
+        up = self._walk({start: None}, self._order, _MOST_NEAR // 2, down=False)
+        down = self._walk({start: None}, self._order, _MOST_NEAR // 2, down=True)
+        return {i for i in {**up, **down} if i is start or i.opcode not in _ENDS}
+
+    def _walk(
+        self, start: dict[HloInstruction, None], within: Container[HloInstruction], most: int, *, down: bool
+    ) -> dict[HloInstruction, None]:
+        """Nearest first, `most` beside `start`."""
+        found, todo = dict(start), collections.deque(start)
         while todo:
-            instruction = todo.pop()
+            instruction = todo.popleft()
             if down and _is_fp8(instruction):
                 continue
             for other in instruction.users if down else instruction.operands:
-                beyond = other.opcode == "convolution" or (not down and _is_fp8(other))
-                if other in self.gone and other not in found and not beyond:
-                    found.add(other)
+                beyond = other.opcode in _PRODUCTS or (not down and _is_fp8(other))
+                if other in within and other not in found and not beyond and len(found) < most + len(start):
+                    found[other] = None
                     todo.append(other)
         return found
+
+    def _flow(self, region: set[HloInstruction]) -> Flow:
+        flow, inside = Flow(), sorted(region, key=self._order.__getitem__)
+        for instruction in self._boundary(region):
+            flow.box(instruction_box(instruction, "operand"))
+        for instruction in inside:
+            flow.box(instruction_box(instruction, "instruction"), [f"%{o.name}" for o in instruction.operands])
+        for instruction in inside:
+            for user in instruction.users:
+                if user not in region:
+                    flow.arrows.append((f"%{instruction.name}", flow.box(instruction_box(user, "user"))))
+        return flow
 
     def _boundary(self, region: set[HloInstruction]) -> list[HloInstruction]:
         """The operands of the region, in module order."""
         outside = {operand for instruction in region for operand in instruction.operands if operand not in region}
-        return sorted(outside, key=self.order.__getitem__)
+        return sorted(outside, key=self._order.__getitem__)
 
 
 def _is_fp8(instruction: HloInstruction) -> bool:
-    return instruction.shape.element_type in FP8_TYPES
+    return instruction.has_shape and instruction.shape.element_type in FP8_TYPES
 
 
-def _instruction_box(instruction: HloInstruction, kind: BoxKind) -> Box:
+def instruction_box(instruction: HloInstruction, kind: BoxKind) -> Box:
     what = instruction.opcode
-    if what == "constant" and instruction.shape.is_scalar:
+    if what == "constant" and instruction.has_shape and instruction.shape.is_scalar:
         what = f"constant({instruction.payload})"
     root = "ROOT " if instruction.is_root else ""
-    return Box(f"%{instruction.name}", f"{root}{what} {_without_layout(instruction.shape)}", kind)
+    shape = f" {_without_layout(instruction.shape)}" if instruction.has_shape else ""
+    return Box(f"%{instruction.name}", f"{root}{what}{shape}", kind, instruction)
 
 
 def _without_layout(shape: Shape) -> Shape:
