@@ -2,7 +2,7 @@
 
     python -m benchmarks.conv tune --out build/conv --seconds 480       every GPU there is; resumable
     python -m benchmarks.conv measure --out build/conv --seconds 400    one process, no tuning; resumable
-    python -m benchmarks.conv variants --only NAMES --configs 8         one process tunes and measures a few rows
+    python -m benchmarks.conv variants --only NAMES --configs 8         some rows, tuned and measured in one go
     python -m benchmarks.conv report --out build/conv                   the tables and plots of results.json, anywhere
     python -m benchmarks.conv lower                                     no GPU: lowers every program for cuda
     ... --tiny                                                          small shapes, on any machine: does it work?
@@ -12,5 +12,5 @@ processes. What it leaves is JAX's compilation cache, with XLA's choices in it, 
 Then one process measures everything there, contestants in turn.
 
 The files: `shapes` → `programs` (a shape, an epilogue and a contestant make a program) → `tune` and `worker` →
-`timing` → `measure` or `variants` → `report`.
+`timing` → `measure`, or `rows` and `variants` → `report`. `clocks` watches what the GPU does meanwhile.
 """

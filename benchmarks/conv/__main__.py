@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from pathlib import Path
 
 import benchmarks.conv as package
@@ -20,18 +19,19 @@ def main() -> None:
     parser.add_argument("phase", choices=("tune", "measure", "report", "variants", "lower", "worker"))
     parser.add_argument("--out", type=Path, default=Path("build/conv"), help="folder of caches and results")
     parser.add_argument("--seconds", type=float, default=480, help="stop in time for this")
-    parser.add_argument("--only", default="", help="rows whose name or network has one of these parts, by ;")
+    parser.add_argument("--only", default="", help="rows whose name or network has one of these parts, by ;, in order")
     parser.add_argument("--workers", type=int, default=7, help="processes in which XLA tunes, on each GPU")
     parser.add_argument("--kernel-workers", type=int, default=10, help="processes that tune this project's kernels")
     parser.add_argument("--configs", type=int, default=5, help="of a kernel, tried on each shape")
     parser.add_argument("--alone", default="", help="more rows of variants, without XLA's FP8")
+    parser.add_argument("--clocks", default="", help="rows of variants of which the GPU's clock is watched too")
     parser.add_argument("--gpu", default="0", help="the GPU that is measured on")
     parser.add_argument("--tiny", action="store_true", help="small shapes, to try it on any machine")
     arguments = parser.parse_args()
     out: Path = arguments.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
 
-    if arguments.phase in ("measure", "variants"):  # before anything imports JAX
+    if arguments.phase == "measure":  # before anything imports JAX
         os.environ.update(state.environment(out, int(arguments.gpu) if state.gpus() else None))
     from benchmarks.conv.programs import Case, cases
 
@@ -39,16 +39,24 @@ def main() -> None:
 
     def named(text: str) -> list[Case]:
         parts = [part for part in text.split(";") if part]
-        return [case for case in every if any(part in name for part in parts for name in (case.name, *case.networks))]
+        found = (case for part in parts for case in every if any(part in name for name in (case.name, *case.networks)))
+        return list({case.name: case for case in found}.values())
 
     rows = named(arguments.only) if arguments.only or arguments.alone else every
+    settings = state.Settings(
+        out, arguments.seconds, arguments.workers, arguments.kernel_workers, arguments.configs, arguments.tiny
+    )
     if arguments.phase == "tune":
-        from benchmarks.conv import tune
+        from benchmarks.conv.tune import Tuning
 
-        settings = tune.Settings(
-            out, arguments.seconds, arguments.workers, arguments.kernel_workers, arguments.configs, arguments.tiny
-        )
-        tune.Tuning(settings, rows).run()
+        Tuning(settings, rows).run()
+    elif arguments.phase == "variants":
+        from benchmarks.conv import report
+        from benchmarks.conv.variants import Variants
+
+        alone = [case for case in named(arguments.alone) if case not in rows]
+        Variants(settings, rows, alone, named(arguments.clocks)).run()
+        report.write(out)
     elif arguments.phase == "worker":
         from benchmarks.conv import worker
 
@@ -58,10 +66,6 @@ def main() -> None:
 
         lower.run(rows)
     else:
-        if arguments.phase == "variants":
-            from benchmarks.conv import variants
-
-            variants.run(out, arguments.seconds, rows, named(arguments.alone), arguments.configs)
         if arguments.phase == "measure":
             from benchmarks.conv.measure import Measuring
 
@@ -69,9 +73,6 @@ def main() -> None:
         from benchmarks.conv import report
 
         report.write(out)
-        if arguments.phase == "variants":
-            sys.stdout.flush()
-            os._exit(0)  # what XLA still compiles in threads, Python would wait for
 
 
 if __name__ == "__main__":

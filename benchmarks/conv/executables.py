@@ -32,14 +32,23 @@ def store(out: Path, case: Case, contestant: str, executable: Any) -> str:
     return ""
 
 
+def stored(out: Path, case: Case, contestant: str) -> Any:
+    """The executable that `store` kept.
+
+    Raises:
+        Exception: there is none, or it does not load here.
+    """
+    content = _path(out, case, contestant).read_bytes()
+    return serialize_executable.deserialize_and_load(*pickle.loads(gzip.decompress(content)))
+
+
 def load(out: Path, case: Case, contestant: str, config: str = "") -> Any:
     """The executable of a contestant, ready to be called: what was stored, else compiled again.
 
     XLA's programs are then in JAX's cache, with XLA's choices; of this project's kernels `config` says which.
     """
     try:
-        content = _path(out, case, contestant).read_bytes()
-        return serialize_executable.deserialize_and_load(*pickle.loads(gzip.decompress(content)))
+        return stored(out, case, contestant)
     except Exception:
         if contestant not in KERNELS:
             return program(case, contestant).compile()

@@ -23,6 +23,30 @@ _BATCH = 12
 """Rows whose programs are loaded together, in threads, and then measured while nothing else runs."""
 
 
+def ceilings() -> dict[str, float | None]:
+    """A matrix product that is all tensor core, and a copy that is all memory."""
+    size = 8192 if jax.default_backend() != "cpu" else 64
+    case = Case(Shape(1, 1, size, size, 1, size), MAIN, (), ("gemm",))
+    found = program(case, "gemm")
+    contestant = Contestant(found.compile(), Inputs(size).of(found.operands), calls(found.operands))
+    timing = time_in_turn({"gemm": contestant})["gemm"]
+    tflops = case.shape.flops / timing.us / 1e6 if isinstance(timing, Timing) else None
+    return {"copy_bytes_per_s": copy_bandwidth(), "gemm_tflops": tflops}
+
+
+def bare_row(case: Case, process: str) -> dict[str, Any]:
+    """A row of results.json without its contestants."""
+    return {
+        "shape": str(case.shape),
+        "epilogue": case.epilogue,
+        "networks": case.networks,
+        "product": case.shape.product,
+        "flops": case.shape.flops,
+        "bytes": case.bytes,
+        "process": process,
+    }
+
+
 class Measuring:
     """The rows measured so far, in a file that is written after each."""
 
@@ -43,7 +67,8 @@ class Measuring:
         able = [case for case in rows if all(f"{case.name} / {name}" in self.tuned for name in needed[case.name])]
         todo = [case for case in able if case.name not in self.rows]
         print(f"{len(rows)} rows, {len(able)} of them tuned, {len(todo)} to measure", flush=True)
-        self.measure_ceilings()
+        self.ceilings = ceilings()
+        print(f"ceilings: {self.ceilings}", flush=True)
         with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
             for start in range(0, len(todo), _BATCH):
                 batch = todo[start : start + _BATCH]
@@ -53,17 +78,6 @@ class Measuring:
                 self.measure_batch(batch, pool)
         processes = {row["process"] for row in self.rows.values()}
         print(f"{len(self.rows)} rows, measured in {len(processes)} processes; {time.monotonic() - self.began:.0f} s")
-
-    def measure_ceilings(self) -> None:
-        """A matrix product that is all tensor core, and a copy that is all memory."""
-        size = 8192 if jax.default_backend() != "cpu" else 64
-        case = Case(Shape(1, 1, size, size, 1, size), MAIN, (), ("gemm",))
-        found = program(case, "gemm")
-        contestant = Contestant(found.compile(), Inputs(size).of(found.operands), calls(found.operands))
-        timing = time_in_turn({"gemm": contestant})["gemm"]
-        tflops = case.shape.flops / timing.us / 1e6 if isinstance(timing, Timing) else None
-        self.ceilings = {"copy_bytes_per_s": copy_bandwidth(), "gemm_tflops": tflops}
-        print(f"ceilings: {self.ceilings}", flush=True)
 
     def measure_batch(self, batch: Sequence[Case], pool: concurrent.futures.Executor) -> None:
         start = time.monotonic()
@@ -76,7 +90,7 @@ class Measuring:
         concurrent.futures.wait(futures.values())
         print(f"  {len(futures)} programs loaded in {time.monotonic() - start:.1f} s", flush=True)
         for case in batch:
-            row = self.bare_row(case)
+            row = bare_row(case, self.process)
             row["contestants"] = {name: dict(self.answer(case, name)) for name in case.contestants}
             executables_of: dict[str, Any] = {}
             for name, facts in row["contestants"].items():
@@ -89,18 +103,6 @@ class Measuring:
             self.rows[case.name] = row
             self.save()
             print(f"{time.monotonic() - self.began:5.0f} s  {describe(row)}", flush=True)
-
-    def bare_row(self, case: Case) -> dict[str, Any]:
-        """A row of results.json without its contestants."""
-        return {
-            "shape": str(case.shape),
-            "epilogue": case.epilogue,
-            "networks": case.networks,
-            "product": case.shape.product,
-            "flops": case.shape.flops,
-            "bytes": case.bytes,
-            "process": self.process,
-        }
 
     def answer(self, case: Case, contestant: str) -> dict[str, Any]:
         """What the tuning of one contestant said."""
@@ -118,16 +120,16 @@ class Measuring:
         for name, timing in time_in_turn(contestants).items():
             row[name] |= dataclasses.asdict(timing) if isinstance(timing, Timing) else {"problem": timing}
         if "us" in row.get("xla_fp8", {}):
-            expected = _first_outputs(contestants["xla_fp8"])
+            expected = first_outputs(contestants["xla_fp8"])
             for name in KERNELS:
                 if "us" in row.get(name, {}):
-                    row[name] |= agreement(expected, _first_outputs(contestants[name]))
+                    row[name] |= agreement(expected, first_outputs(contestants[name]))
 
     def save(self) -> None:
         state.write(self.path, {"about": self.about, "ceilings": self.ceilings, "rows": self.rows})
 
 
-def _first_outputs(contestant: Contestant) -> list[jax.Array]:
+def first_outputs(contestant: Contestant) -> list[jax.Array]:
     return jax.tree.leaves(contestant.executable(*contestant.arguments)[0])
 
 

@@ -132,7 +132,7 @@ def cases(tiny: bool = False) -> list[Case]:
     """Every row, in the order of measuring: the common shapes with all epilogues, then those of networks."""
     found = shapes.in_order(shapes.TINY if tiny else shapes.TIERS)
     common = (shapes.TINY if tiny else shapes.TIERS)[0]["common"]
-    few = common[:1] + common[3:4] + common[9:12:2]
+    few = common[:2] + common[3:4] + common[9:12:2]
 
     def small(shape: Shape) -> tuple[str, ...]:
         return (CHAIN,) if shape.flops < SMALL else ()

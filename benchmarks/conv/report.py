@@ -210,5 +210,5 @@ def write(out: Path) -> None:
     text = "\n".join([*parts, summary(content)])
     (out / "table.md").write_text(text + "\n")
     print(text)
-    if rows and not roofline(content, out / "roofline.svg"):
+    if rows and content["ceilings"] and not roofline(content, out / "roofline.svg"):
         print("no plot: matplotlib is not installed")

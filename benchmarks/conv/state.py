@@ -2,14 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import fcntl
 import json
 import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 TUNED = "tuned.json"
 RESULTS = "results.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """
+    Attributes:
+        out: folder of everything that is left.
+        seconds: after which all processes are stopped.
+        workers: XLA's processes on each GPU.
+        kernel_workers: processes that tune this project's kernels.
+        configs: of a kernel that are tried on each shape.
+    """
+
+    out: Path
+    seconds: float
+    workers: int
+    kernel_workers: int
+    configs: int
+    tiny: bool
 
 
 def environment(out: Path, gpu: int | None, cached: bool = True) -> dict[str, str]:
@@ -47,3 +70,11 @@ def write(path: Path, content: Any) -> None:
     temporary = path.with_suffix(".part")
     temporary.write_text(json.dumps(content, indent=1))
     temporary.replace(path)
+
+
+@contextlib.contextmanager
+def alone(out: Path, gpu: object) -> Iterator[None]:
+    """No other process of this benchmark uses the GPU meanwhile, but to load programs."""
+    with (out / f"gpu{gpu}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,143 +1,109 @@
-"""Some rows in one process, tuned and measured at once: many configs of this project's kernel, while nothing else runs.
+"""Rows with many configs of this project's kernel, tuned and measured in one go: the parent of the processes.
 
-For what the two phases do not tell: how good the order of `configs.generate` is, and what a schedule or an epilogue
-costs. XLA tunes its contestants meanwhile in threads; those that take too long are left out.
+XLA's programs are tuned by some processes, as in `tune`; others compile the kernels of one row each, and time all of
+the row as soon as XLA's programs for it are there. With two GPUs or more XLA tunes on the last, and nothing but times
+is taken on the first. With one, XLA has it for the first half of the time, and nothing is timed meanwhile.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
-import os
+import json
 import time
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
-import jax
+from benchmarks.conv import state
+from benchmarks.conv.measure import describe
+from benchmarks.conv.programs import CHAIN, Case
+from benchmarks.conv.state import Settings
+from benchmarks.conv.tune import USUAL, Job, Kind, Tuning
+from benchmarks.conv.worker import CEILINGS, CLOCKS, ROW
 
-from benchmarks.conv.measure import Measuring, describe
-from benchmarks.conv.programs import CHAIN, PEERS, TARGET, Case, backend_of, calls, operands_of, program
-from benchmarks.conv.timing import Contestant, Inputs, Timing, agreement, short, time_in_turn
-from xla_fp8.backends.mosaic import configs
-from xla_fp8.backends.mosaic.configs import Config
-from xla_fp8.backends.mosaic.epilogue import Epilogue, epilogue_of
-from xla_fp8.backends.mosaic.problem import Problem, problem_of
-
-_MEASURING = 0.35
-"""Of the time: it is kept for measuring, when compiling takes long."""
+_SHARE = 0.55
+"""Of the time: it is XLA's, where there is one GPU."""
 
 
-def run(out: Path, seconds: float, rows: Sequence[Case], alone: Sequence[Case], limit: int) -> None:
-    """Adds rows to results.json: of mosaic the fastest config, with the times of all as those of its tuning.
+class Variants(Tuning):
+    """The rows that are left, and XLA's programs for them.
 
     Args:
         rows: measured beside XLA's contestants.
         alone: measured without XLA's FP8, which alone takes long to tune.
-        limit: configs of mosaic for each row.
+        clocks: rows of which the clock of the GPU is watched, at last.
     """
-    start = time.monotonic()
-    end = start + seconds
-    measuring = Measuring(out, seconds)
-    pool = concurrent.futures.ThreadPoolExecutor(os.cpu_count())
-    # XLA's first: they take the longest, and use one core each.
-    xla = [(case, (*PEERS, CHAIN)) for case in rows] + [(case, ("xla_bf16", CHAIN)) for case in alone]
-    others = {
-        (case.name, name): pool.submit(program(case, name).compile)
-        for case, wanted in xla
-        for name in case.contestants
-        if name in wanted
-    }
-    kernels: dict[tuple[str, str], concurrent.futures.Future[Any]] = {}
-    firsts: dict[str, str] = {}
-    deadline = end - _MEASURING * seconds
-    for case in (*rows, *alone):
-        chosen = _chosen(case, limit)
-        firsts[case.name] = str(chosen[0])
-        for config in chosen:
-            if time.monotonic() < deadline:
-                lowered = program(case, "mosaic", backend_of("mosaic"), config).lower()
-                kernels[case.name, str(config)] = pool.submit(lowered.compile)
-    futures = others | kernels
-    concurrent.futures.wait(futures.values(), timeout=max(0, deadline - time.monotonic()))
-    late = [" / ".join(key) for key, future in futures.items() if not future.done()]
-    print(
-        f"{time.monotonic() - start:.0f} s: {len(futures)} programs, not compiled in time: {late or 'none'}", flush=True
-    )
-    measuring.measure_ceilings()
-    inputs = {case.shape: Inputs(case.shape.product[2]) for case in (*rows, *alone)}
-    for case in (*rows, *alone):
-        if time.monotonic() > end - 2:
-            print(f"out of time before {case.name}")
-            break
-        done = {key[1]: future for key, future in futures.items() if key[0] == case.name and future.done()}
-        row = measuring.bare_row(case)
-        row["contestants"] = _measure(case, done, inputs[case.shape], firsts[case.name])
-        measuring.rows[case.name] = row
-        measuring.save()
-        print(f"{time.monotonic() - start:5.0f} s  {describe(row)}", flush=True)
-    pool.shutdown(wait=False, cancel_futures=True)
 
-
-def _measure(
-    case: Case, compiled: dict[str, concurrent.futures.Future[Any]], inputs: Inputs, first: str
-) -> dict[str, dict[str, Any]]:
-    problems: dict[str, str] = {}
-    entrants: dict[str, Contestant] = {}
-    for name, future in compiled.items():
-        operands = operands_of(case, name if name in case.contestants else "mosaic")
-        try:
-            entrants[name] = Contestant(future.result(), inputs.of(operands), calls(operands))
-        except Exception as error:
-            problems[name] = short(error)
-    jax.block_until_ready([entrant.arguments for entrant in entrants.values()])
-    timings = time_in_turn(entrants)
-    problems |= {name: found for name, found in timings.items() if isinstance(found, str)}
-    times = {name: found for name, found in timings.items() if isinstance(found, Timing)}
-    facts: dict[str, dict[str, Any]] = {
-        name: _facts(times[name]) if name in times else {"problem": problems[name]}
-        for name in compiled
-        if name in case.contestants
-    }
-    mine = {name: found for name, found in times.items() if name not in case.contestants}
-    for name, found in sorted(mine.items(), key=lambda item: item[1].us):
-        print(f"    {found.us:8.2f} us  spread {found.spread:6.2f}{' ~' if found.host_bound else '  '} {name}")
-    if mine:
-        best = min(mine, key=lambda name: mine[name].us)
-        facts["mosaic"] = _facts(mine[best]) | {
-            "config": best,
-            "first": mine[first].us if first in mine else None,
-            "tuned_us": {name: found.us for name, found in mine.items()},
-            "problems": {name: text for name, text in problems.items() if name not in case.contestants},
+    def __init__(self, settings: Settings, rows: Sequence[Case], alone: Sequence[Case], clocks: Sequence[Case]) -> None:
+        super().__init__(settings, [])
+        self.path = settings.out / state.RESULTS
+        self.content: dict[str, Any] = json.loads(self.path.read_text()) if self.path.exists() else {}
+        self.content = {"about": {}, "ceilings": {}, "rows": {}, "clocks": {}} | self.content
+        # Those that need little first: they are measured while XLA tunes for the others.
+        wanted: list[tuple[Case, tuple[str, ...]]] = [(case, (CHAIN, "xla_bf16")) for case in alone]
+        wanted += [(case, (CHAIN, "xla_bf16", "xla_fp8", "gemm")) for case in rows]
+        self.needs = {
+            case.name: [(case.name, name) for name in names if name in case.contestants]
+            for case, names in wanted
+            if case.name not in self.content["rows"]
         }
-        if "xla_fp8" in times:
-            expected, got = (_first_outputs(entrants[name]) for name in ("xla_fp8", best))
-            facts["mosaic"] |= agreement(expected, got)
-    return facts
+        jobs = [job for needs in self.needs.values() for job in needs]
+        self.queues["xla"] = [job for job in jobs if " / ".join(job) not in self.tuned]
+        self.queues["rows"] = [("", CEILINGS), *((name, ROW) for name in self.needs)]
+        self.queues["rows"] += [(case.name, CLOCKS) for case in clocks]
 
+    def run(self) -> None:
+        count, settings = state.gpus(), self.settings
+        first, last = (0, count - 1) if count else (None, None)
+        if count < 2:
+            self.ends["xla"] = self.began + _SHARE * settings.seconds
+        with concurrent.futures.ThreadPoolExecutor(64) as pool:
+            tuners = [pool.submit(self.serve, "xla", last) for _ in range(settings.workers)]
+            pool.submit(self.await_tuners, tuners, first if count < 2 else "of nobody")
+            rows = [pool.submit(self.serve, "rows", first) for _ in range(settings.kernel_workers)]
+            for future in (*tuners, *rows):
+                future.result()
+        self.print_end()
 
-def _facts(timing: Timing) -> dict[str, Any]:
-    return {"problem": "", "us": timing.us, "spread": timing.spread, "host_bound": timing.host_bound}
+    def await_tuners(self, tuners: Sequence[concurrent.futures.Future[None]], gpu: object) -> None:
+        """Lets nobody time on the GPU on which XLA tunes; then rows are measured without what is not tuned."""
+        with state.alone(self.settings.out, gpu):
+            concurrent.futures.wait(tuners)
+        self.ends["xla"] = min(self.ends["xla"], time.monotonic())
 
+    def next(self, kind: Kind) -> Job | None:
+        """A row only when XLA's programs for it are there, or will not be."""
+        if kind != "rows":
+            return super().next(kind)
+        while time.monotonic() < self.ends[kind] - USUAL[kind]:
+            with self.lock:
+                queue = self.queues[kind]
+                if not queue:
+                    return None
+                if (job := next(filter(self.ready, queue), None)) is not None:
+                    queue.remove(job)
+                    return job
+            time.sleep(0.1)
+        return None
 
-def _first_outputs(contestant: Contestant) -> list[jax.Array]:
-    return jax.tree.leaves(contestant.executable(*contestant.arguments)[0])
+    def ready(self, job: Job) -> bool:
+        if time.monotonic() > self.ends["xla"]:
+            return True
+        return all(" / ".join(needed) in self.tuned for needed in self.needs.get(job[0], ()))
 
-
-def _chosen(case: Case, limit: int) -> list[Config]:
-    """What the autotuner would time, and the best guess of each kind of schedule beside, `limit` in all."""
-    if jax.default_backend() == "cpu":
-        return list(backend_of("mosaic").configs(case.call, TARGET))  # type: ignore[arg-type]
-    problem, chain = problem_of(case.call), epilogue_of(case.call)
-    assert isinstance(problem, Problem)
-    assert isinstance(chain, Epilogue)
-    return list(dict.fromkeys(_variants(problem, chain, limit)))[:limit]
-
-
-def _variants(problem: Problem, epilogue: Epilogue, limit: int) -> Iterator[Config]:
-    generated = configs.generate(problem, epilogue.footprint, limit=512)
-    yield from generated[: limit // 2 + 1]
-    kinds: dict[tuple[bool, bool, bool, bool], Config] = {}
-    for config in generated:
-        kinds.setdefault((config.taps > 1, config.resident > 0, config.pingpong, config.splits > 1), config)
-    yield from kinds.values()
-    yield from generated
+    def record(self, job: Job, answer: dict[str, Any]) -> None:
+        name, kind = job
+        if kind not in (ROW, CEILINGS, CLOCKS):
+            super().record(job, answer)
+            return
+        with self.lock:
+            text = answer["problem"]
+            if not text and kind == ROW:
+                self.content["rows"][name] = answer["row"]
+                text = describe(answer["row"])
+            elif not text and kind == CEILINGS:
+                self.content |= {"about": answer["about"], "ceilings": answer["ceilings"]}
+                text = str(answer["ceilings"])
+            elif not text:
+                self.content["clocks"][name] = answer["clocks"]
+            state.write(self.path, self.content)
+            self.print_job(job, answer.get("seconds", 0), text)

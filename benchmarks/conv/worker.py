@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import datetime
-import fcntl
 import json
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from benchmarks.conv import executables
+from benchmarks.conv import clocks, executables, rows, state
+from benchmarks.conv.measure import ceilings
 from benchmarks.conv.programs import KERNELS, TARGET, Case, backend_of, calls, cases, program
 from benchmarks.conv.timing import Contestant, Inputs, Timing, short, time_in_turn
 from xla_fp8.backends import autotune, cache
 from xla_fp8.errors import XlaFp8Error
+
+ROW, CEILINGS, CLOCKS = "row", "ceilings", "clocks"
+"""What a job may ask for beside a contestant: see `variants`."""
 
 
 class TuningError(XlaFp8Error):
@@ -28,22 +29,35 @@ class TuningError(XlaFp8Error):
 
 def serve(out: Path, gpu: str, configs: int, tiny: bool) -> None:
     """Answers until its input ends. What XLA prints goes to stderr, and stays off the answers."""
-    rows = {case.name: case for case in cases(tiny)}
-    lock = out / f"gpu{gpu}.lock"
+    known = {case.name: case for case in cases(tiny)}
+    process = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
     for line in sys.stdin:
         job = json.loads(line)
         start = time.perf_counter()
         try:
-            case, contestant = rows[job["case"]], job["contestant"]
-            kernel = contestant in KERNELS
-            answer, executable = _tune(case, contestant, lock, configs) if kernel else _compile(case, contestant)
-            answer["stored"] = executables.store(out, case, contestant, executable)
+            name, wanted = job["case"], job["contestant"]
+            if wanted == CEILINGS:
+                with state.alone(out, gpu):
+                    answer = {"problem": "", "about": about(process), "ceilings": ceilings()}
+            elif wanted == ROW:
+                answer = {"problem": "", "row": rows.measure(known[name], out, gpu, configs, process)}
+            elif wanted == CLOCKS:
+                answer = {"problem": "", "clocks": clocks.watch(known[name], out, gpu)}
+            else:
+                found = _tune if wanted in KERNELS else _compile
+                answer, executable = found(known[name], wanted, out, gpu, configs)
+                answer["stored"] = executables.store(out, known[name], wanted, executable)
         except Exception as error:
             answer = {"problem": short(error)}
         print(json.dumps(answer | {"seconds": round(time.perf_counter() - start, 2)}), flush=True)
 
 
-def _compile(case: Case, contestant: str) -> tuple[dict[str, Any], Any]:
+def about(process: str) -> dict[str, str]:
+    """Of results.json: what it was measured on."""
+    return {"device": jax.devices()[0].device_kind, "jax": jax.__version__, "process": process}
+
+
+def _compile(case: Case, contestant: str, *_: object) -> tuple[dict[str, Any], Any]:
     """XLA tunes while it compiles; its choice is in the executable."""
     executable = program(case, contestant).compile()
     # What the contestant is there for; it is no error where XLA does something else, but it is told.
@@ -51,7 +65,7 @@ def _compile(case: Case, contestant: str) -> tuple[dict[str, Any], Any]:
     return {"problem": "", "fused": wanted in executable.as_text()}, executable
 
 
-def _tune(case: Case, contestant: str, lock: Path, limit: int) -> tuple[dict[str, Any], Any]:
+def _tune(case: Case, contestant: str, out: Path, gpu: str, limit: int) -> tuple[dict[str, Any], Any]:
     """Compiles some configs side by side, times them alone on the GPU, and keeps the fastest: a choice in the cache."""
     start = time.perf_counter()
     backend = backend_of(contestant)
@@ -72,7 +86,7 @@ def _tune(case: Case, contestant: str, lock: Path, limit: int) -> tuple[dict[str
                 problems[name] = short(error)
     operands = programs[0].operands
     on_host = Inputs(case.shape.product[2]).on_host(operands)
-    with _alone(lock):  # copies too would disturb whoever times
+    with state.alone(out, gpu):  # copies too would disturb whoever times
         arguments = jax.block_until_ready(jax.device_put(on_host))
         contestants = {name: Contestant(program, arguments, calls(operands)) for name, program in compiled.items()}
         timings = time_in_turn(contestants, rounds=3)
@@ -96,11 +110,3 @@ def _tune(case: Case, contestant: str, lock: Path, limit: int) -> tuple[dict[str
     )
     facts = {"problem": "", "config": best, "first": times.get(str(configs[0])), "us": times, "problems": problems}
     return facts, compiled[best]
-
-
-@contextlib.contextmanager
-def _alone(lock: Path) -> Iterator[None]:
-    """No other worker uses this GPU meanwhile, but to load programs."""
-    with lock.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

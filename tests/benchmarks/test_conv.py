@@ -87,16 +87,34 @@ def test_the_summary_names_what_is_slower(bench: Any) -> None:
     assert bench.report.table(map(bench.report.Row, rows)).count("| 2.00x |") == 2
 
 
+def run(out: Path, *arguments: str) -> None:
+    command = [sys.executable, "-m", "benchmarks.conv", *arguments, "--tiny", "--out", str(out), "--seconds", "300"]
+    command += ["--workers", "1", "--kernel-workers", "1"]
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_variants_on_the_cpu(tmp_path: Path) -> None:
+    run(tmp_path, "variants", "--only", "/2 scale;/2 amax", "--alone", "tiny", "--clocks", "/2 scale")
+    content = json.loads((tmp_path / "results.json").read_text())
+    rows = content["rows"]
+    assert set(rows) == {"1,8,8,16,3x3,16/2 scale", "1,8,8,16,3x3,16/2 amax", "2,8,8,16,1x1,32 amax"}
+    everyone = {"mosaic", "xla_fp8", "xla_bf16", "bf16_chain", "gemm"}
+    assert set(rows["1,8,8,16,3x3,16/2 amax"]["contestants"]) == everyone
+        *["mosaic", "xla_fp8", "xla_bf16", "bf16_chain", "gemm"]
+    }
+    assert "xla_fp8" not in rows["2,8,8,16,1x1,32 amax"]["contestants"]
+    windows = content["clocks"]["1,8,8,16,3x3,16/2 scale"]["xla_fp8"]["windows"]
+    assert all(window["us_least"] <= window["us"] <= window["us_most"] for window in windows)
+    assert content["ceilings"]["copy_bytes_per_s"] > 0
+
+
 @pytest.mark.slow
 def test_tuning_and_measuring_on_the_cpu(tmp_path: Path) -> None:
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-m", "benchmarks.conv"]
-    options = ["--tiny", "--out", str(tmp_path), "--seconds", "300", "--workers", "1", "--kernel-workers", "1"]
     for phase in ("tune", "measure"):
-        done = subprocess.run(
-            [*command, phase, *options], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
+        run(tmp_path, phase)
     rows = json.loads((tmp_path / "results.json").read_text())["rows"]
     assert {row["epilogue"] for row in rows.values()} >= {"amax", "scale", "bias+silu+residual"}
     every = [facts for row in rows.values() for facts in row["contestants"].values()]

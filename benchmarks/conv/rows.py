@@ -1,0 +1,113 @@
+"""One row in one process: many configs of this project's kernel beside XLA's programs, timed in turn.
+
+For what the two phases do not tell: how good the order of `configs.generate` is, and what a schedule or an epilogue
+costs. Kernels are compiled while others use the GPU; copies and times have it alone.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from benchmarks.conv import executables, state
+from benchmarks.conv.measure import bare_row, first_outputs
+from benchmarks.conv.programs import KERNELS, TARGET, Case, backend_of, calls, operands_of, program
+from benchmarks.conv.timing import Contestant, Inputs, Timing, agreement, short, time_in_turn
+from xla_fp8.backends.mosaic import configs
+from xla_fp8.backends.mosaic.configs import Config
+from xla_fp8.backends.mosaic.epilogue import Epilogue, epilogue_of
+from xla_fp8.backends.mosaic.problem import Problem, problem_of
+
+
+def measure(case: Case, out: Path, gpu: str, limit: int, process: str) -> dict[str, Any]:
+    """A row of results.json: of mosaic the fastest of `limit` configs, with the times of all as those of its tuning.
+
+    XLA's contestants are those that other processes left in `out`.
+    """
+    chosen = _chosen(case, limit)
+    kernel = backend_of("mosaic")
+    problems: dict[str, str] = {}
+    compiled: dict[str, Any] = {}
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        futures = {str(one): pool.submit(program(case, "mosaic", kernel, one).compile) for one in chosen}
+        for name in case.contestants:
+            if name not in KERNELS:
+                futures[name] = pool.submit(executables.stored, out, case, name)
+        for name, future in futures.items():
+            try:
+                compiled[name] = future.result()
+            except FileNotFoundError:
+                pass  # not tuned: not in the row
+            except Exception as error:
+                problems[name] = short(error)
+    inputs = Inputs(case.shape.product[2])
+    for name in compiled:
+        inputs.prepare(_operands(case, name))
+    with state.alone(out, gpu):
+        contestants = _timed(case, compiled, inputs, problems, str(chosen[0]))
+    return bare_row(case, process) | {"contestants": contestants}
+
+
+def _operands(case: Case, name: str) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """Of a contestant, or of a config of mosaic."""
+    return operands_of(case, name if name in case.contestants else "mosaic")
+
+
+def _timed(
+    case: Case, compiled: Mapping[str, Any], inputs: Inputs, problems: dict[str, str], first: str
+) -> dict[str, dict[str, Any]]:
+    entrants: dict[str, Contestant] = {}
+    for name, executable in compiled.items():
+        operands = _operands(case, name)
+        entrants[name] = Contestant(executable, inputs.of(operands), calls(operands))
+    jax.block_until_ready([entrant.arguments for entrant in entrants.values()])
+    timings = time_in_turn(entrants)
+    problems |= {name: found for name, found in timings.items() if isinstance(found, str)}
+    times = {name: found for name, found in timings.items() if isinstance(found, Timing)}
+    facts: dict[str, dict[str, Any]] = {
+        name: _facts(times[name]) if name in times else {"problem": problems[name]}
+        for name in case.contestants
+        if name in times or name in problems
+    }
+    mine = {name: found for name, found in times.items() if name not in case.contestants}
+    if mine:
+        best = min(mine, key=lambda name: mine[name].us)
+        facts["mosaic"] = _facts(mine[best]) | {
+            "config": best,
+            "first": mine[first].us if first in mine else None,
+            "tuned_us": {name: found.us for name, found in mine.items()},
+            "spreads": {name: found.spread for name, found in mine.items()},
+            "problems": {name: text for name, text in problems.items() if name not in case.contestants},
+        }
+        if "xla_fp8" in times:
+            expected, got = (first_outputs(entrants[name]) for name in ("xla_fp8", best))
+            facts["mosaic"] |= agreement(expected, got)
+    return facts
+
+
+def _facts(timing: Timing) -> dict[str, Any]:
+    return {"problem": "", "us": timing.us, "spread": timing.spread, "host_bound": timing.host_bound}
+
+
+def _chosen(case: Case, limit: int) -> list[Config]:
+    """What the autotuner would time, and the best guess of each kind of schedule beside, `limit` in all."""
+    if jax.default_backend() == "cpu":
+        return list(backend_of("mosaic").configs(case.call, TARGET))  # type: ignore[arg-type]
+    problem, chain = problem_of(case.call), epilogue_of(case.call)
+    assert isinstance(problem, Problem)
+    assert isinstance(chain, Epilogue)
+    return list(dict.fromkeys(_variants(problem, chain, limit)))[:limit]
+
+
+def _variants(problem: Problem, epilogue: Epilogue, limit: int) -> Iterator[Config]:
+    generated = configs.generate(problem, epilogue.footprint, limit=512)
+    yield from generated[: limit // 2 + 1]
+    kinds: dict[tuple[bool, bool, bool, bool], Config] = {}
+    for config in generated:
+        kinds.setdefault((config.taps > 1, config.resident > 0, config.pingpong, config.splits > 1), config)
+    yield from kinds.values()
+    yield from generated
