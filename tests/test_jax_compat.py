@@ -314,6 +314,7 @@ def test_stablehlo_is_merged_where_a_primitive_is_lowered() -> None:
     def lower(context: object, x: object) -> list[object]:
         name, calls = _jax_compat.merge_stablehlo(context, stablehlo, "merged")
         seen.append((name, [call.name for call in calls], _jax_compat.is_partitioned(context)))
+        assert _jax_compat.local_devices_of(context) == (jax.devices()[0],)
         return [x]
 
     mlir.register_lowering(primitive, lower)

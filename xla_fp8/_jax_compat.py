@@ -561,6 +561,20 @@ def is_partitioned(context: Any) -> bool:
     return False
 
 
+def local_devices_of(context: Any) -> tuple[Any, ...]:
+    """The devices of this process that run what a `LoweringRuleContext` lowers; all it has where JAX names none."""
+    import jax
+
+    axis_context = context.module_context.axis_context
+    devices = getattr(axis_context, "device_assignment", None)
+    mesh = getattr(axis_context, "mesh", None)
+    if devices is None and isinstance(mesh, jax.sharding.Mesh):
+        devices = mesh.devices.flat
+    if devices is None:
+        devices = jax.local_devices()
+    return tuple(device for device in devices if device.process_index == jax.process_index())
+
+
 def sharded_as_typed(context: Any, value: Any, aval: Any) -> Any:
     """`value` with the sharding constraint that JAX's lowering puts on a result of that type; none over automatic axes.
 

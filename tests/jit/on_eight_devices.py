@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -43,6 +44,17 @@ class OpaqueBackend(ReferenceBackend):
 
 
 BACKENDS = [ReferenceBackend(), OpaqueBackend()]
+
+
+@dataclasses.dataclass(frozen=True)
+class PreparedBackend(OpaqueBackend):
+    """Notes what it is told to prepare: the batch of the call, and the devices."""
+
+    name: str = "prepared"
+    prepared: list[tuple[int, list[int]]] = dataclasses.field(default_factory=list, hash=False, compare=False)
+
+    def prepare(self, call: GraphCall, config: Config, devices: Sequence[jax.Device]) -> None:
+        self.prepared.append((call.operand_shapes[0].dimensions[0], [device.id for device in devices]))
 
 
 def mesh(*shape: int) -> jax.sharding.Mesh:
@@ -306,3 +318,26 @@ def test_training_step_with_a_sharded_batch(axis_type: AxisType | None, backend:
         compiled = step.lower(*split).compile()
         assert collectives(compiled).keys() == {"all-reduce"}, "nothing but loss and gradients is exchanged"
         assert_close(compiled(*split), wanted, rtol=1e-4)
+
+
+def test_a_shard_is_prepared_on_every_device_before_the_program_runs() -> None:
+    backend, on = PreparedBackend(), mesh(8)
+    args = sharded(tensors(batch=16), on)
+    lowered = xla_fp8.jit(wide_layer, backend=backend).lower(*args)
+    assert backend.prepared == [], "the whole call never runs"
+    lowered.compile()
+    assert set(map(str, backend.prepared)) == {str((2, list(range(8))))}
+
+
+def test_what_runs_under_shard_map_is_prepared_on_the_devices_of_its_mesh() -> None:
+    backend = PreparedBackend()
+    on = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,), devices=jax.devices()[4:6])
+    fn = jax.shard_map(wide_layer, mesh=on, in_specs=(P("data"), P()), out_specs=P("data"))
+    xla_fp8.jit(fn, backend=backend).lower(*sharded(tensors(batch=16), on))
+    assert backend.prepared == [(8, [4, 5])]
+
+
+def test_what_runs_on_one_device_is_prepared_there() -> None:
+    backend = PreparedBackend()
+    xla_fp8.jit(wide_layer, backend=backend).lower(*jax.device_put(tensors(batch=16), jax.devices()[3]))
+    assert backend.prepared == [(16, [3])]

@@ -11,6 +11,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
+import jax
+
 from xla_fp8.backends import reference
 from xla_fp8.backends.protocol import Backend, Config, Implementation, No, Yes
 from xla_fp8.errors import XlaFp8Error
@@ -143,6 +145,12 @@ class FastestBackend:
     def lower(self, call: GraphCall, config: Config) -> Implementation:
         assert isinstance(config, Candidate)
         return config.backend.lower(call, config.config)
+
+    def prepare(self, call: GraphCall, config: Config, devices: Sequence[jax.Device]) -> None:
+        """Tells the backend of the choice on which devices it will run."""
+        assert isinstance(config, Candidate)
+        if prepare := getattr(config.backend, "prepare", None):
+            prepare(call, config.config, devices)
 
     def settled(self, call: GraphCall, config: Config) -> None:
         """Tells each backend what was chosen, so that it frees what it built for the others."""

@@ -56,6 +56,9 @@ class Backend(Protocol):
     One whose configs are costly to list may have `config_named(call, target, name)`: the config with this text, or with
     None the one that a heuristic prefers; None where there is none. The autotuner then lists them only to time them.
 
+    One with `prepare(call, config, devices)` is told on which devices of this process the function of a config will
+    run, before any program with it does: there it loads what may not be loaded while a collective waits.
+
     One that needs other packages may have `missing()`: a sentence that names what is not installed, or None. Whoever
     names that backend is warned.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -19,19 +19,28 @@ from xla_fp8.tracing.rewriting import Rewritten
 from xla_fp8.tracing.surroundings import apart, dtypes_of_shapes
 
 
-def of_graph(call: GraphCall, backend: Backend, target: Target, is_partitioned: bool) -> Jaxpr:
+def of_graph(
+    call: GraphCall, backend: Backend, target: Target, is_partitioned: bool, devices: Sequence[jax.Device]
+) -> Jaxpr:
     """A graph call as its backend runs it.
 
     Args:
         is_partitioned: whether XLA's partitioner will split it over devices.
+        devices: those of this process that will run it.
     """
+    prepare = getattr(backend, "prepare", None)
 
-    def lower(call: GraphCall, may_time: bool = True) -> Implementation:
-        return backend.lower(call, autotune.config_for(backend, call, target, may_time))
+    def lower(call: GraphCall, may_time: bool = True, will_run: bool = True) -> Implementation:
+        config = autotune.config_for(backend, call, target, may_time)
+        function = backend.lower(call, config)
+        if will_run and prepare is not None:
+            prepare(call, config, devices)
+        return function
 
     if backend.opaque and is_partitioned:
-        # Shards are lowered while XLA compiles, which is no time to run programs.
-        return _traced(partitioned(call, functools.partial(lower, may_time=False)), call)
+        # Shards are lowered while XLA compiles, which is no time to run programs; only they will run.
+        whole = functools.partial(lower, may_time=False, will_run=False)
+        return _traced(partitioned(call, whole, functools.partial(lower, may_time=False)), call)
     return _traced(lower(call), call)
 
 

@@ -89,11 +89,15 @@ def _for_export(region: Rewritten) -> Rewritten:
 def _lower_plain(context: Any, jaxpr: Jaxpr, arguments: Sequence[Any]) -> Sequence[Any]:
     """A region as JAX lowers its equations."""
     body = flat(jaxpr)
-    rule = mlir.lower_fun(lambda *values: _jax_compat.evaluate_equations(body, values), multiple_results=True)
-    # Without what the types of a shard_map or of explicit axes say: the equations are evaluated outside of these.
-    avals = [jax.core.ShapedArray(aval.shape, aval.dtype, weak_type=aval.weak_type) for aval in context.avals_in]
+    plain = _jax_compat.without_contexts(body)
     with apart(dtypes_of(body)):
-        results = rule(context.replace(avals_in=avals), *arguments)
+        if plain is not None:
+            results = _jax_compat.lower_jaxpr(context.replace(avals_in=plain.in_avals), plain, arguments)
+        else:
+            # Without what the types of a shard_map or of explicit axes say: the equations are evaluated outside of these.
+            avals = [jax.core.ShapedArray(a.shape, a.dtype, weak_type=a.weak_type) for a in context.avals_in]
+            rule = mlir.lower_fun(lambda *values: _jax_compat.evaluate_equations(body, values), multiple_results=True)
+            results = rule(context.replace(avals_in=avals), *arguments)
     return _as_typed(context, list(results))
 
 
@@ -107,8 +111,9 @@ def _implementations(platform: str, context: Any, region: Rewritten) -> list[Jax
     if why := implementation.wrong_platform(region, platform):
         raise RegionError(why)
     is_partitioned = _jax_compat.is_partitioned(context)
+    devices = _jax_compat.local_devices_of(context)
     pairs = zip(region.calls, region.backends, strict=True)
-    graphs = [implementation.of_graph(call, backend, region.target, is_partitioned) for call, backend in pairs]
+    graphs = [implementation.of_graph(call, backend, region.target, is_partitioned, devices) for call, backend in pairs]
     return [*graphs, *(implementation.of_matmul(call, fusible=platform == "cuda") for call in region.matmuls)]
 
 

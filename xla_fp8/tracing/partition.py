@@ -23,11 +23,14 @@ from xla_fp8.target import GraphCall
 from xla_fp8.tracing.surroundings import apart, dtypes_of_shapes
 
 
-def partitioned(call: GraphCall, lower: Callable[[GraphCall], Implementation]) -> Implementation:
+def partitioned(
+    call: GraphCall, lower: Callable[[GraphCall], Implementation], lower_shard: Callable[[GraphCall], Implementation]
+) -> Implementation:
     """What `lower` makes of `call`, split over devices along its batch dimension.
 
     Args:
-        lower: makes the function of a call; asked for that of a shard, which has a part of the batch.
+        lower: makes the function of the whole call, which says what it returns and never runs.
+        lower_shard: makes that of a shard, which has a part of the batch and runs on each device.
     """
     batched = _batched_operands(call)
     labels = call.dim_labels
@@ -58,7 +61,7 @@ def partitioned(call: GraphCall, lower: Callable[[GraphCall], Implementation]) -
 
         def of_a_shard(*operands: jax.Array) -> tuple[jax.Array, ...]:
             with apart(dtypes_of_shapes((*call.operand_shapes, *call.output_shapes))):  # XLA compiles, wherever
-                results = lower(_with_batch(call, operands[0].shape[in_batch[0]]))(*operands)
+                results = lower_shard(_with_batch(call, operands[0].shape[in_batch[0]]))(*operands)
                 if axes is None:
                     return tuple(results)
                 return tuple(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -156,7 +155,11 @@ class FakeCudnn:
 
     def __init__(self) -> None:
         self.log: list[str] = []
-        self.busy = threading.Lock()
+        self.room = 1 << 40
+
+    def address(self, size: int) -> int:
+        """Of memory, which is its size here; 0 where there is no room."""
+        return size if size <= self.room else 0
 
     def create_handle(self) -> str:
         return "handle"
@@ -172,6 +175,9 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeCudnn:
     fake = FakeCudnn()
     monkeypatch.setattr(library, "cudnn", lambda: fake)
     monkeypatch.setattr(device_context, "current", lambda ordinal: contextlib.nullcontext())
+    monkeypatch.setattr(device_context, "memory", lambda size: contextlib.nullcontext(fake.address(size)))
+    monkeypatch.setattr(device_context, "new_stream", lambda: 5)
+    monkeypatch.setattr(device_context, "wait", lambda stream: fake.log.append(f"wait {stream}"))
     monkeypatch.setattr(
         plans.operation_graph,
         "build",
@@ -220,6 +226,47 @@ def test_a_run_sets_the_stream_and_launches(fake: FakeCudnn) -> None:
     device = plans.DevicePlans(0)
     device.run(TEXT, "eng1", [10, 20, 30], 40, 7)
     assert fake.log == ["build eng1", "stream 7", "run eng1 {1: 10, 2: 20, 3: 30} 40 handle"]
+
+
+def test_preparing_launches_once_on_memory_as_large_as_the_largest_buffer(fake: FakeCudnn) -> None:
+    device = plans.DevicePlans(0)
+    device.prepare(TEXT, "eng2")
+    device.prepare(TEXT, "eng2")
+    call = call_text.decode(TEXT)
+    size = max(shape.element_count for shape in (*call.operand_shapes, *call.output_shapes))
+    assert fake.log == [
+        "build eng2",
+        "stream 5",
+        f"run eng2 {{1: {size}, 2: {size}, 3: {size}}} {size} handle",
+        "wait 5",
+    ]
+    device.run(TEXT, "eng2", [10, 20, 30], 40, 7)
+    assert fake.log[4:] == ["stream 7", "run eng2 {1: 10, 2: 20, 3: 30} 40 handle"]
+
+
+def test_a_plan_is_only_built_where_there_is_no_memory_to_launch_it_on(fake: FakeCudnn) -> None:
+    fake.room = 16
+    plans.DevicePlans(0).prepare(TEXT, "eng2")
+    assert fake.log == ["build eng2"]
+
+
+def test_an_amax_gets_memory_for_an_f32(fake: FakeCudnn, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeGraph, "get_workspace_size", lambda graph: 0)
+    one = {"batch": 1, "image": (1, 1), "channels": 1, "features": 1, "filter": (1, 1)}
+    call = graph_call("1:[f8e4m3fn]conv();2:[bf16]amax(1);", **one)
+    plans.DevicePlans(0).prepare(call_text.encode(call), "eng1")
+    assert fake.log[2] == "run eng1 {1: 4, 2: 4, 3: 4, 4: 4} 4 handle"
+
+
+def test_a_forgotten_plan_is_prepared_again(fake: FakeCudnn) -> None:
+    device = plans.DevicePlans(0)
+    device.prepare(TEXT, "eng1")
+    device.keep_only(TEXT, "eng2")
+    device.prepare(TEXT, "eng1")
+    assert [line for line in fake.log if "build" in line or "run" in line[:3]] == [
+        "build eng1",
+        f"run eng1 {fake.log[2].removeprefix('run eng1 ')}",
+    ] * 2
 
 
 def test_losers_are_forgotten(fake: FakeCudnn) -> None:

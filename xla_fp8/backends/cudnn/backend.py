@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+import jax
+
 from xla_fp8.backends import call_text
 from xla_fp8.backends.cudnn import ffi, library, plans
 from xla_fp8.backends.cudnn.errors import CudnnError
@@ -73,6 +75,16 @@ class CudnnBackend:
             raise CudnnError(f"a config of the cudnn backend is a Plan, not {config!r}")
         built = plans.on_device(0).plan(call_text.encode(call), config.name, self.workspace_limit)
         return ffi.implementation(call, built.name, built.workspace)
+
+    def prepare(self, call: GraphCall, config: Config, devices: Sequence[jax.Device]) -> None:
+        """Builds and loads the plan on each of the GPUs that will run it (`DevicePlans.prepare`). Raises CudnnError."""
+        if isinstance(config, Plan):
+            # By the name that the program's call has, and the GPU's number in this process, which XLA gives that call.
+            text = call_text.encode(call)
+            name = plans.on_device(0).plan(text, config.name, self.workspace_limit).name
+            for device in devices:
+                if device.platform == "gpu":
+                    plans.on_device(device.local_hardware_id).prepare(text, name)
 
     def settled(self, call: GraphCall, config: Config) -> None:
         """Frees what was built for `call` beside `config`, after plans were timed; all where another backend won."""

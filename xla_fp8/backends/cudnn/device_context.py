@@ -1,4 +1,4 @@
-"""Makes one GPU the current one of a thread, through the driver that is there with every GPU."""
+"""One GPU as the current one of a thread, and memory and a stream on it, through the driver that is there with it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from typing import Any
 from xla_fp8.backends.cudnn.errors import CudnnError
 
 _CAPTURE_MODE_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
+_STREAM_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
+_OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
 
 
 @functools.cache
@@ -52,3 +54,33 @@ def current(ordinal: int) -> Iterator[None]:
             driver.cuCtxPopCurrent_v2(ctypes.byref(popped))
     finally:
         driver.cuDevicePrimaryCtxRelease_v2(device)
+
+
+@contextlib.contextmanager
+def memory(size: int) -> Iterator[int]:
+    """The address of `size` bytes on the current device; 0 where it has no room for them. Raises CudnnError.
+
+    Freeing waits for the device; other threads of Python run meanwhile.
+    """
+    driver, address = _driver(), ctypes.c_uint64()
+    status = driver.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(max(size, 1)))
+    if status == _OUT_OF_MEMORY:
+        yield 0
+        return
+    _check(status, f"cuMemAlloc({size})")
+    try:
+        yield address.value
+    finally:
+        driver.cuMemFree_v2(address)
+
+
+def new_stream() -> int:
+    """A stream on the current device that waits for no other. Raises CudnnError."""
+    handle = ctypes.c_void_p()
+    _check(_driver().cuStreamCreate(ctypes.byref(handle), _STREAM_NON_BLOCKING), "cuStreamCreate")
+    return handle.value or 0
+
+
+def wait(stream: int) -> None:
+    """Returns when a stream is done; other threads of Python run meanwhile. Raises CudnnError if its work failed."""
+    _check(_driver().cuStreamSynchronize(ctypes.c_void_p(stream)), "cuStreamSynchronize")

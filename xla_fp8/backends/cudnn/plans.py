@@ -1,4 +1,9 @@
-"""The plans of graph calls on one GPU: listed by name, built on first use, run on XLA's stream."""
+"""The plans of graph calls on one GPU: listed by name, built, loaded before a program needs them, run on XLA's stream.
+
+Building a plan and launching it for the first time load kernels, for which CUDA may wait until the device is idle. A
+run must not: the front end holds Python's lock meanwhile. If the device waits for another one's part in a collective,
+and that one's thread for Python's lock, both wait for ever. So `prepare` comes before, on every device of a program.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +18,8 @@ from xla_fp8.backends import call_text
 from xla_fp8.backends.cudnn import device_context, library, operation_graph
 from xla_fp8.backends.cudnn.errors import CudnnError, CudnnUnsupportedError
 from xla_fp8.backends.cudnn.operation_graph import one_line
+from xla_fp8.hlo import Shape
+from xla_fp8.hlo.literal import numpy_dtype
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,8 +48,10 @@ class DevicePlans:
         self._ordinal = ordinal
         self._lock = threading.RLock()
         self._handle: Any = None
+        self._stream = 0  # of `prepare`; made once, as the handle may look at the last stream it was given
         self._proposed: dict[str, list[tuple[Any, list[str]]]] = {}
         self._built: dict[tuple[str, str], BuiltPlan] = {}
+        self._loaded: set[tuple[str, str]] = set()
 
     def names(self, call: str) -> tuple[str, ...]:
         """The plans that cuDNN proposes for a call (`call_text.encode`), its own order of preference first.
@@ -75,16 +84,48 @@ class DevicePlans:
                 self._built[call, name] = self._built[call, built.name] = built
             return built
 
+    def prepare(self, call: str, name: str) -> None:
+        """Builds a plan and launches it once, on memory of its own, so that `run` finds everything loaded. Once.
+
+        Every buffer is the same memory, as large as the largest: what it computes is of no use. Where the device has no
+        room for that, the plan is only built.
+
+        Raises:
+            CudnnUnsupportedError: there is no such plan, or it does not build.
+            CudnnError: the launch failed.
+        """
+        with self._lock:
+            if (call, name) in self._loaded:
+                return
+        graph_call = call_text.decode(call)
+        with device_context.current(self._ordinal):
+            built = self.plan(call, name)
+            sizes = [_bytes(shape) for shape in (*graph_call.operand_shapes, *graph_call.output_shapes)]
+            # Outside the lock, as memory and streams may wait for the device, and programs that run for the lock.
+            with device_context.memory(max(*sizes, built.workspace)) as address:
+                if address:
+                    with self._lock:
+                        self._stream = self._stream or device_context.new_stream()
+                    self._launch(built, call, [address] * len(sizes), address, self._stream)
+                    device_context.wait(self._stream)
+        with self._lock:
+            self._loaded |= {(call, name), (call, built.name)}
+
     def run(self, call: str, name: str, pointers: Sequence[int], workspace: int, stream: int) -> None:
-        """Launches a plan.
+        """Launches a plan; builds it first where it was not prepared.
 
         Args:
             pointers: device addresses of operands, then results.
             workspace: device address of at least `BuiltPlan.workspace` bytes.
             stream: the CUDA stream, as a number.
+
+        Raises:
+            CudnnError: cuDNN failed; with its reason and the graph.
         """
+        self._launch(self.plan(call, name), call, pointers, workspace, stream)
+
+    def _launch(self, built: BuiltPlan, call: str, pointers: Sequence[int], workspace: int, stream: int) -> None:
         with self._lock:
-            built = self.plan(call, name)
             library.cudnn().set_stream(handle=self._handle, stream=stream)
             try:
                 pack = dict(enumerate(pointers, start=1))
@@ -97,6 +138,7 @@ class DevicePlans:
         with self._lock:
             for key in [key for key in self._built if key[0] == call and self._built[key].name != name]:
                 del self._built[key]
+                self._loaded.discard(key)
 
     def _proposals(self, call: str) -> list[tuple[Any, list[str]]]:
         """The heuristic modes that propose plans, each with their names."""
@@ -144,6 +186,11 @@ class DevicePlans:
         if not problems:
             raise CudnnUnsupportedError(f"cuDNN has no plan {name!r} for {call}")
         raise CudnnUnsupportedError(f"cuDNN cannot build a plan for {call}: {'; '.join(problems[:3])}")
+
+
+def _bytes(shape: Shape) -> int:
+    """Of a buffer; cuDNN's amax is f32, whatever the call's is."""
+    return shape.element_count * max(numpy_dtype(shape.element_type).itemsize, 4 if shape.is_scalar else 1)
 
 
 @functools.cache
