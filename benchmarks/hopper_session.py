@@ -13,7 +13,7 @@ Installs what is in .wheels/ (no network is needed) and the project, then, while
     jit       benchmarks/hopper_jit.py
 
 `--tests EXPRESSION` runs of each step the tests that pytest's -k chooses, e.g. "relu-nan or two_streams". A test that
-takes more than 45 s leaves its threads' stacks in the log.
+takes more than 40 s, and a process that its time ends, leave their threads' stacks in the log.
 
 OUT gets few files: results.jsonl (a line for each test as soon as it is over), validation.md, session.log,
 logs.tar.gz, hopper_jit.json. `--earlier DIR` (the OUT of a session before) continues: what passed there is
@@ -23,10 +23,12 @@ not run again, and both are in the report. `--plugin NAME` is a pytest plugin, t
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
@@ -85,7 +87,8 @@ class Session:
 
     def devices(self) -> None:
         if self.gpus > 1 or self.plugin:
-            self.run("devices", self.pytest(["tests/hopper/test_two_devices.py"]), 150)
+            # Each test is named before it runs: what has not ended is known.
+            self.run("devices", self.pytest(["tests/hopper/test_two_devices.py"], "-vv"), 150, lines=12)
         else:
             self.say("--- devices: there is one GPU; the tests of two are not run")
 
@@ -119,7 +122,7 @@ class Session:
     def pytest(self, paths: list[str], *arguments: str) -> list[str]:
         plugin = ["-p", self.plugin] if self.plugin else []
         options = ["-q", "--tb=short", "-p", "no:cacheprovider", "-m", "hopper", *plugin]
-        stacks = ["-o", "faulthandler_timeout=45"]
+        stacks = ["-o", "faulthandler_timeout=40"]
         chosen = ["-k", self.tests] if self.tests and "-k" not in arguments else []
         return [sys.executable, "-P", "-m", "pytest", *options, *stacks, *paths, *arguments, *chosen]
 
@@ -127,6 +130,8 @@ class Session:
         environment = {
             **os.environ,
             "PIP_BREAK_SYSTEM_PACKAGES": "1",
+            "PYTHONFAULTHANDLER": "1",
+            "PYTHONUNBUFFERED": "1",
             # Several processes share the device, and free memory is measured.
             "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
             "XLA_FP8_CACHE_DIR": str(self.logs / "cache"),
@@ -142,14 +147,31 @@ class Session:
         try:
             status = process.wait(max(1.0, min(seconds, self.left)))
         except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            self.end_with_stacks(name, process)
             status = 124
         shown = (self.logs / f"{name}.log").read_text(errors="replace").strip().splitlines()
         self.say(f"--- {name}: status {status}, {time.monotonic() - self.begin:.0f} s gone, {self.left:.0f} s left")
         self.say("\n".join(line[:240] for line in shown[-lines:]))
         self.keep_logs()
         return status
+
+    def end_with_stacks(self, name: str, process: subprocess.Popen[bytes]) -> None:
+        """Ends a process that hangs: where each thread waits in the kernel, and Python's stacks, go to its log."""
+        lines = ["threads: name, system call, where the kernel has it"]
+        for thread in sorted(Path(f"/proc/{process.pid}/task").glob("*")):
+            facts = []
+            for fact in ("comm", "syscall", "wchan"):
+                with contextlib.suppress(OSError):
+                    facts.append((thread / fact).read_text().strip())
+            lines.append(f"{thread.name}: {', '.join(facts)}")
+        with (self.logs / f"{name}.threads.log").open("w") as log:
+            log.write("\n".join(lines) + "\n")
+        process.send_signal(signal.SIGABRT)  # faulthandler prints the stacks of all threads
+        try:
+            process.wait(5)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
     def run(
         self, name: str, command: list[str], seconds: float, more: dict[str, str] | None = None, lines: int = 3

@@ -73,10 +73,10 @@ def step(
     return [w - 0.1 * g for w, g in zip(filters, gradients, strict=True)], (value, amax, y8)
 
 
-def arguments() -> tuple[list[jax.Array], jax.Array, jax.Array]:
+def arguments(batch: int = BATCH) -> tuple[list[jax.Array], jax.Array, jax.Array]:
     rng = np.random.default_rng(0)
     filters = [jnp.asarray(rng.normal(size=(CHANNELS, 3, 3, CHANNELS)) / 24, jnp.float32) for _ in range(3)]
-    x, wanted = (jnp.asarray(rng.normal(size=(BATCH, 14, 14, CHANNELS)), jnp.float32) for _ in range(2))
+    x, wanted = (jnp.asarray(rng.normal(size=(batch, 14, 14, CHANNELS)), jnp.float32) for _ in range(2))
     return filters, x, wanted
 
 
@@ -115,6 +115,22 @@ def test_a_sharded_training_step_gives_the_numbers_of_one_device(
     check.same(list(map(np.asarray, single)), list(map(np.asarray, jax.tree.leaves(outputs))), backend)
     for before, after in zip(filters, outputs[0], strict=True):
         assert np.any(np.asarray(before) != np.asarray(after)), "the step moved nothing"
+
+
+def test_a_step_is_lowered_while_others_wait_in_collectives(check: Check) -> None:
+    """Each batch is a program with plans of its own; nothing is awaited between them, and no plan was used before."""
+    mesh = jax.make_mesh((2,), ("batch",), axis_types=(AxisType.Auto,), devices=jax.devices()[:2])
+    split, whole = NamedSharding(mesh, PartitionSpec("batch")), NamedSharding(mesh, PartitionSpec())
+    function = xla_fp8.jit(step, backend="cudnn")
+    batches = {batch: arguments(batch) for batch in (10, 12, 14)}
+    results = {}
+    for batch, (filters, x, wanted) in batches.items():
+        sharded = (jax.device_put(filters, whole), jax.device_put(x, split), jax.device_put(wanted, split))
+        for _ in range(5):
+            results[batch] = function(*sharded)
+    for batch, given in batches.items():
+        single = list(map(np.asarray, jax.tree.leaves(function(*given))))
+        check.same(single, list(map(np.asarray, jax.tree.leaves(results[batch]))), f"batch {batch}")
 
 
 def test_each_device_runs_a_program_of_its_own(check: Check) -> None:
