@@ -86,7 +86,7 @@ class _Page(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag != "meta":
             self.open.append(tag)
-        self.loads += [value or "" for name, value in attrs if name in ("src", "href")]
+        self.loads += [value or "" for name, value in attrs if name in ("src", "href") and (value or "")[0] != "#"]
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import sys
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from xla_fp8.cli.errors import EXIT_ERROR, EXIT_OK
 if TYPE_CHECKING:
     from xla_fp8.cli.inputs import Source
     from xla_fp8.hlo.xla_process import XlaProcess
-    from xla_fp8.report import Report
+    from xla_fp8.report import Modules, Report
 
 _EPILOG = """\
 --format=json prints {"rewritten": [...], "refused": [...]}; each entry has instruction, op, source ("file.py:42" or
@@ -51,10 +52,10 @@ def run(arguments: argparse.Namespace) -> int:
     from xla_fp8.cli import inputs, outputs, pipeline
     from xla_fp8.hlo.xla_process import XlaProcess
 
-    reports: list[tuple[str, Report]] = []
+    reports: list[_Explained] = []
 
     def explain(source: Source) -> int:
-        reports.append((source.name, _report(source, arguments, xla)))
+        reports.append(_explained(source, arguments, xla))
         return EXIT_OK
 
     sources = inputs.find(arguments.inputs)
@@ -62,48 +63,60 @@ def run(arguments: argparse.Namespace) -> int:
         status = pipeline.for_each(sources, arguments, explain)
     if reports:
         outputs.write(arguments.output, _render(reports, arguments))
-    if arguments.strict and any(entry.op != "dot" for _, report in reports for entry in report.refused_fp8):
+    if arguments.strict and any(entry.op != "dot" for each in reports for entry in each.report.refused_fp8):
         status = max(status, EXIT_ERROR)
     return status
 
 
-def _report(source: Source, arguments: argparse.Namespace, xla: XlaProcess) -> Report:
+@dataclasses.dataclass(frozen=True)
+class _Explained:
+    """The report of one input, and for pictures its module before and after."""
+
+    name: str
+    report: Report
+    modules: Modules | None
+
+
+def _explained(source: Source, arguments: argparse.Namespace, xla: XlaProcess) -> _Explained:
     from xla_fp8.cli import inputs, pipeline
+    from xla_fp8.report import Modules
 
     text, module = inputs.load(source, xla, verify_with_xla=arguments.xla_verify)
     with inputs.placed_errors(text, source.name, module):
         if (problem := pipeline.why_no_pass_may_run(module, arguments.passes)) is not None:
             raise problem
-        return pipeline.run_passes(module, arguments, arguments.passes)
+        modules = Modules(module.clone(), module) if arguments.format == "html" else None
+        return _Explained(source.name, pipeline.run_passes(module, arguments, arguments.passes), modules)
 
 
-def _render(reports: list[tuple[str, Report]], arguments: argparse.Namespace) -> str:
+def _render(reports: list[_Explained], arguments: argparse.Namespace) -> str:
     several = len(reports) > 1
     if arguments.format == "json":
         return _json(reports)
     if arguments.format == "html":
         from xla_fp8.report import html
 
-        title = "FP8 report" if several else f"FP8 report: {reports[0][0]}"
-        return html.page(title, reports if several else [("", reports[0][1])], everything=arguments.all)
+        title = "FP8 report" if several else f"FP8 report: {reports[0].name}"
+        sections = [html.Section(each.name if several else "", each.report, each.modules) for each in reports]
+        return html.page(title, sections, everything=arguments.all)
     if arguments.format == "markdown":
         return "\n".join(
-            (f"## {name}\n\n" if several else "") + report.to_markdown(everything=arguments.all)
-            for name, report in reports
+            (f"## {each.name}\n\n" if several else "") + each.report.to_markdown(everything=arguments.all)
+            for each in reports
         )
     to_stdout = arguments.output == "-"
     paint = color.choose(arguments.color, sys.stdout) if to_stdout else color.Color(arguments.color == "always")
     width = color.width_of(sys.stdout) if to_stdout else None
     return "\n".join(
-        (paint(f"== {name}", "heading") + "\n" if several else "")
-        + report.to_text(everything=arguments.all, width=width, paint=paint)
-        for name, report in reports
+        (paint(f"== {each.name}", "heading") + "\n" if several else "")
+        + each.report.to_text(everything=arguments.all, width=width, paint=paint)
+        for each in reports
     )
 
 
-def _json(reports: list[tuple[str, Report]]) -> str:
+def _json(reports: list[_Explained]) -> str:
     merged = {
-        part: [{**entry, "file": name} for name, report in reports for entry in report.to_dict()[part]]
+        part: [{**entry, "file": each.name} for each in reports for entry in each.report.to_dict()[part]]
         for part in ("rewritten", "refused")
     }
     return json.dumps(merged, indent=2) + "\n"

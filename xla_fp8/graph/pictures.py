@@ -17,7 +17,7 @@ from xla_fp8.hlo import HloInstruction, HloModule, Shape
 
 _PRODUCTS = ("convolution", "dot")
 _ENDS = ("parameter", "tuple", "call", "while", "conditional")
-_MOST_REPLACED, _MOST_NEAR = 120, 30
+_MOST_REPLACED, _MOST_NEAR = 120, 20
 """Instructions in one picture, beside operands and users."""
 
 BoxKind = Literal["operand", "instruction", "node", "result", "user", "rewritten", "refused", "other"]
@@ -90,11 +90,17 @@ def graph_flow(graph: Graph) -> Flow:
     return flow
 
 
-def call_flow(call: HloInstruction, graph: Graph) -> Flow:
-    """A custom call: its operands, the nodes of its graph, its results and their users.
+def call_flow(call: HloInstruction, graph: Graph | None) -> Flow:
+    """A custom call: its operands, the nodes of its graph (the call itself where it has none), results and their users.
 
     Raises GraphError where the call has too few operands for its graph.
     """
+    if graph is None:
+        flow = Flow()
+        flow.box(instruction_box(call, "node"), [flow.box(instruction_box(o, "operand")) for o in call.operands])
+        for user in call.users:
+            flow.arrows.append((f"%{call.name}", flow.box(instruction_box(user, "result"))))
+        return flow
     sides = graph.side_operands()
     if len(call.operands) != 2 + len(sides):
         raise GraphError(

@@ -26,12 +26,14 @@ svg.flow text { font: 12px ui-monospace, monospace; text-anchor: middle; fill: #
 svg.flow text.detail { font-size: 11px; fill: #5f6368; }
 svg.flow rect { stroke: #5f6368; }
 svg.flow path { fill: none; stroke: #80868b; }
+svg.flow path.far { opacity: 0.25; }
 svg.flow path.tip { fill: #80868b; stroke: none; }
 svg.flow .marked rect { stroke: #b42318; stroke-width: 2.5; }
 """ + "".join(f"svg.flow .{kind} rect {{ fill: {color}; }}\n" for kind, color in COLORS.items())
 
 _CHARACTER, _DETAIL_CHARACTER = 7.3, 6.7  # widths of a monospace font of 12 and 11 pixels, rounded up
 _HEIGHT, _MARGIN, _LONGEST = 38.0, 6.0, 40
+_FAR = 4 * _HEIGHT  # of an arrow that goes straight behind the boxes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,12 +43,12 @@ class Link:
     Attributes:
         href: where a click goes.
         data: `data-` attributes, for a script.
-        marked: whether the box is drawn as the one at fault.
+        style: one more class of the box: "marked" is the one at fault, "own" the one that the picture is about.
     """
 
     href: str
     data: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    marked: bool = False
+    style: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,13 +106,14 @@ def _arrow(route: Sequence[Point]) -> str:
         middle = (y1 + y2) / 2
         line.append(f"C{x1:.0f} {middle:.0f} {x2:.0f} {middle:.0f} {x2:.0f} {y2:.0f}")
     tip = f"M{tip_x - 3.5:.1f} {tip_y - 6:.1f}h7l-3.5 6z"
-    return f'<path d="{"".join(line)}"/><path class="tip" d="{tip}"/>'
+    far = ' class="far"' if len(route) == 2 and tip_y - y0 > _FAR else ""
+    return f'<path{far} d="{"".join(line)}"/><path class="tip" d="{tip}"/>'
 
 
 def _box(shown: _Shown, placed: Layout, link: Link | None) -> str:
     x, y = placed.centers[shown.box.title]
     x, y = x + _MARGIN, y + _MARGIN
-    classes = f"box {shown.box.kind}{' marked' if link and link.marked else ''}"
+    classes = f"box {shown.box.kind} {link.style if link else ''}".strip()
     group = (
         f'<g class="{classes}"><title>{html.escape(shown.box.title)}: {html.escape(shown.box.detail)}</title>'
         f'<rect x="{x - shown.width / 2:.1f}" y="{y - _HEIGHT / 2:.1f}" width="{shown.width:.1f}" '

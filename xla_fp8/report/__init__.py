@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from xla_fp8.report.pictures import Modules
 from xla_fp8.report.report import Entry, PassTiming, Report
 
-__all__ = ["Entry", "PassTiming", "Report"]
+__all__ = ["Entry", "Modules", "PassTiming", "Report"]

@@ -5,7 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from xla_fp8.report.pictures import Modules
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,11 +134,17 @@ class Report:
 
         return markdown.render(self, everything=everything)
 
-    def to_html(self, title: str = "FP8 report", *, everything: bool = False) -> str:
-        """The report as one self-contained HTML page."""
+    def to_html(self, title: str = "FP8 report", *, everything: bool = False, modules: Modules | None = None) -> str:
+        """The report as one self-contained HTML page.
+
+        Args:
+            everything: as for `to_text`.
+            modules: the module before the passes and after them, to draw what stood around each entry. Without them
+                the graphs alone are drawn.
+        """
         from xla_fp8.report import html
 
-        return html.page(title, [("", self)], everything=everything)
+        return html.page(title, [html.Section("", self, modules)], everything=everything)
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
