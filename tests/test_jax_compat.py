@@ -162,6 +162,27 @@ def test_equations_of_a_jaxpr_are_taken_out_and_put_back(closed: jax.extend.core
     np.testing.assert_allclose(_jax_compat.evaluate_equations(alone, [jnp.ones(3)])[0], sine)
 
 
+def test_equations_without_contexts_are_those_that_a_trace_would_find(closed: jax.extend.core.ClosedJaxpr) -> None:
+    plain = _jax_compat.without_contexts(closed)
+    assert plain is not None
+    traced = jax.make_jaxpr(lambda *values: _jax_compat.evaluate_equations(closed, values))(*closed.in_avals)
+    assert str(plain) == str(traced)
+
+
+def test_equations_without_contexts_name_no_mesh() -> None:
+    mesh = jax.sharding.AbstractMesh((2,), ("x",))
+    spread = jax.make_jaxpr(lambda x: jax.lax.broadcast_in_dim(x, (4,), ()))(1.0)
+    inner = _jax_compat.open_jaxpr(spread)
+    (equation,) = inner.eqns
+    everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(None))
+    sharded = equation.replace(params={**equation.params, "sharding": everywhere})
+    without = _jax_compat.without_contexts(_jax_compat.with_equations(spread, [sharded], inner.outvars))
+    assert without is not None
+    assert _jax_compat.open_jaxpr(without).eqns[0].params["sharding"] is None
+    with jax.sharding.use_abstract_mesh(mesh):
+        assert _jax_compat.without_contexts(jax.make_jaxpr(jnp.sin)(jax.ShapeDtypeStruct((3,), jnp.float32))) is None
+
+
 def test_fresh_variables_differ(closed: jax.extend.core.ClosedJaxpr) -> None:
     aval = closed.in_avals[0]
     one, other = _jax_compat.fresh_variable(aval), _jax_compat.fresh_variable(aval)

@@ -30,6 +30,7 @@ class HloProtoError(XlaFp8Error):
     """Bytes that are no serialized HloProto or HloModuleProto."""
 
 
+@functools.cache  # asked for each equation of a program
 def _private(module: str, name: str) -> Any:
     """Returns attribute `name` (dotted) of `module`, imported now; JaxApiError when there is none."""
     try:
@@ -417,10 +418,15 @@ def _unspecified() -> Any:
     return _private("jax._src.sharding_impls", "UNSPECIFIED")
 
 
-def evaluate_staged(jaxpr: Any, arguments: Sequence[Any], name: str) -> list[Any]:
+def evaluate_staged(
+    jaxpr: Any, arguments: Sequence[Any], name: str, of_jit: Mapping[str, Any] | None = None
+) -> list[Any]:
     """Evaluates a closed jaxpr. Where JAX is tracing, as the call of a jitted function.
 
     One equation then holds the jaxpr as it is; to bind each of its equations again takes as long as to trace them did.
+
+    Args:
+        of_jit: `parameters_of_jit()`, where there is more than one to evaluate.
     """
     from jax.extend import core
 
@@ -431,7 +437,7 @@ def evaluate_staged(jaxpr: Any, arguments: Sequence[Any], name: str) -> list[Any
     if not tracing or jaxpr.consts:
         return list(core.jaxpr_as_fun(jaxpr)(*arguments))
     inputs, outputs = len(jaxpr.in_avals), len(jaxpr.out_avals)
-    parameters = _parameters_of_jit() | {
+    parameters = (parameters_of_jit() if of_jit is None else dict(of_jit)) | {
         "jaxpr": jaxpr,
         "name": name,
         "in_shardings": (_unspecified(),) * inputs,
@@ -443,12 +449,26 @@ def evaluate_staged(jaxpr: Any, arguments: Sequence[Any], name: str) -> list[Any
     return list(core.primitives.jit_p.bind(*arguments, **parameters))  # type: ignore[no-untyped-call]
 
 
-def _parameters_of_jit() -> dict[str, Any]:
+def parameters_of_jit() -> dict[str, Any]:
     """The parameters of a `jit` equation that is traced here: the installed JAX's own defaults, and the mesh."""
     import jax
 
     (equation,) = open_jaxpr(jax.make_jaxpr(jax.jit(lambda: ()))()).eqns
     return dict(equation.params)
+
+
+def vmapped_examples(x: Any) -> int:
+    """How many examples a value stands for inside jax.vmap: the product of the sizes of the vmaps that batch it.
+
+    1 outside, and inside a jit that stands within the vmap: its tracers do not know.
+    """
+    tracer = _private("jax._src.interpreters.batching", "BatchTracer")
+    examples = 1
+    while isinstance(x, tracer):
+        if x.batch_dim is not None:
+            examples *= x.val.shape[x.batch_dim]
+        x = x.val
+    return examples
 
 
 def evaluate_equations(jaxpr: Any, arguments: Sequence[Any]) -> list[Any]:
@@ -479,6 +499,36 @@ def evaluate_equations(jaxpr: Any, arguments: Sequence[Any]) -> list[Any]:
             results = equation.primitive.bind(*map(read, equation.invars), **parameters)
         values.update(zip(equation.outvars, results if equation.primitive.multiple_results else [results], strict=True))
     return [read(atom) for atom in inner.outvars]
+
+
+def without_contexts(jaxpr: Any) -> Any | None:
+    """A closed jaxpr of plain equations that does what `evaluate_equations` makes of `jaxpr`.
+
+    None where only tracing tells: where types or equations are over a mesh, or there are constants.
+    """
+    inner = open_jaxpr(jaxpr)
+    if jaxpr.consts or not all(_is_plain_type(atom.aval) for atom in (*inner.invars, *inner.outvars)):
+        return None
+    equations = []
+    for equation in inner.eqns:
+        if not equation.ctx.cur_abstract_mesh.empty or equation.primitive.name == "pvary":
+            return None
+        for atom in (*equation.invars, *equation.outvars):
+            if not _is_plain_type(atom.aval):
+                return None
+        if any(equation.params.get(name) is not None for name in SHARDING_PARAMETERS):
+            parameters = {n: None if n in SHARDING_PARAMETERS else value for n, value in equation.params.items()}
+            equation = equation.replace(params=parameters)
+        equations.append(equation)
+    return with_equations(jaxpr, equations, inner.outvars)
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_plain_type(aval: Any) -> bool:
+    """Whether a type says nothing but shape and dtype: no mesh, memory or layout."""
+    import jax
+
+    return bool(aval == jax.core.ShapedArray(aval.shape, aval.dtype, weak_type=aval.weak_type))
 
 
 def jvp_of_jaxpr(jaxpr: Any, nonzeros: Sequence[bool]) -> tuple[Any, list[bool]]:
@@ -644,6 +694,26 @@ def _custom_calls(operation: Any) -> Iterator[Any]:
                 if inner.operation.name == "stablehlo.custom_call":
                     yield inner.operation
                 yield from _custom_calls(inner.operation)
+
+
+# Kernels of Pallas Mosaic GPU: the dialects of MLIR.
+
+
+def inline_ptx(text: str, shared: Sequence[Any], pointers: Sequence[Any]) -> None:
+    """Puts PTX where `plgpu.inline_mgpu` builds code. It may read and write memory, and leaves nothing in registers.
+
+    Args:
+        text: in which $0, $1, ... are addresses: of 32 bits for each of `shared`, then of 64 bits for each of
+            `pointers`.
+        shared, pointers: references to shared and to global memory, as `inline_mgpu` hands them over.
+    """
+    ir, llvm = _private("jaxlib.mlir", "ir"), _private("jaxlib.mlir.dialects", "llvm")
+    address = _private("jax.experimental.mosaic.gpu.utils", "memref_ptr")
+    bits32, bits64 = (ir.IntegerType.get_signless(bits) for bits in (32, 64))
+    operands = [llvm.ptrtoint(bits32, address(ref)) for ref in shared]
+    operands += [llvm.ptrtoint(bits64, address(ref)) for ref in pointers]
+    constraints = ",".join(["r"] * len(shared) + ["l"] * len(pointers) + ["~{memory}"])
+    llvm.inline_asm(ir.Type.parse("!llvm.void"), operands, text, constraints, has_side_effects=True)
 
 
 # Programs of several processes: the coordination service's key-value store.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -126,26 +126,31 @@ def _lowered_family(family: Family, platform: str) -> dict[Structure, hlo.HloCom
 
 def _lowered(structures: Sequence[Structure], platform: str) -> dict[Structure, hlo.HloComputation]:
     """Each region's computation, in a module that has them all."""
-    functions = [jax.jit(_function(structure, number)) for number, structure in enumerate(structures)]
+    names = [f"{_NAME}_{number}" for number in range(len(structures))]
+    groups = [_arguments(structure) for structure in structures]
 
     def regions(groups: Sequence[Sequence[Any]]) -> list[Any]:
-        return [function(*group) for function, group in zip(functions, groups, strict=True)]
+        of_jit = _jax_compat.parameters_of_jit()
+        return [
+            _evaluated(structure, name, group, of_jit)
+            for structure, name, group in zip(structures, names, groups, strict=True)
+        ]
 
-    groups = [
-        [jax.core.ShapedArray(a.shape, a.dtype, weak_type=a.weak_type) for a in structure.jaxpr.in_avals]
-        for structure in structures
-    ]
     # Whatever mesh the caller is in, the region is a module without one: XLA's partitioner sees it later, in place.
     with apart(dtype for structure in structures for dtype in dtypes_of(structure.jaxpr)):
         traced = jax.jit(regions, keep_unused=True).trace(groups)
         module = hlo.parse(_jax_compat.lowered_hlo_text(traced.lower(lowering_platforms=(platform,))))
     named = {computation.name.partition(".")[0]: computation for computation in module.computations}
-    return {structure: named[f"{_NAME}_{number}"] for number, structure in enumerate(structures)}
+    return {structure: named[name] for structure, name in zip(structures, names, strict=True)}
 
 
-def _function(structure: Structure, number: int) -> Callable[..., list[Any]]:
-    def evaluated(*arguments: Any) -> list[Any]:
-        return _jax_compat.evaluate_equations(structure.jaxpr, arguments)
+def _arguments(structure: Structure) -> list[Any]:
+    return [jax.core.ShapedArray(a.shape, a.dtype, weak_type=a.weak_type) for a in structure.jaxpr.in_avals]
 
-    evaluated.__name__ = f"{_NAME}_{number}"
-    return evaluated
+
+def _evaluated(structure: Structure, name: str, arguments: Sequence[Any], of_jit: Mapping[str, Any]) -> list[Any]:
+    """The region as a function of that name."""
+    plain = _jax_compat.without_contexts(structure.jaxpr)
+    if plain is None:
+        plain = jax.make_jaxpr(lambda *values: _jax_compat.evaluate_equations(structure.jaxpr, values))(*arguments)
+    return _jax_compat.evaluate_staged(plain, arguments, name, of_jit)

@@ -94,7 +94,7 @@ def _lower_plain(context: Any, jaxpr: Jaxpr, arguments: Sequence[Any]) -> Sequen
         if plain is not None:
             results = _jax_compat.lower_jaxpr(context.replace(avals_in=plain.in_avals), plain, arguments)
         else:
-            # Without what the types of a shard_map or of explicit axes say: the equations are evaluated outside of these.
+            # Without what the types of a shard_map or of explicit axes say: equations are evaluated outside of these.
             avals = [jax.core.ShapedArray(a.shape, a.dtype, weak_type=a.weak_type) for a in context.avals_in]
             rule = mlir.lower_fun(lambda *values: _jax_compat.evaluate_equations(body, values), multiple_results=True)
             results = rule(context.replace(avals_in=avals), *arguments)
