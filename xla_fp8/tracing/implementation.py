@@ -53,8 +53,23 @@ def of_matmul(call: MatmulCall, fusible: bool) -> Jaxpr:
 def _traced(implementation: Callable[..., Any], call: GraphCall | MatmulCall) -> Jaxpr:
     operands = call.operand_shapes
     avals = [jax.core.ShapedArray(s.dimensions, numpy_dtype(s.element_type)) for s in operands]
+
+    def named(*values: Any) -> tuple[Any, ...]:
+        with jax.named_scope(scope(call)):
+            return tuple(implementation(*values))
+
     with apart(dtypes_of_shapes((*operands, *call.output_shapes))):
-        return jax.make_jaxpr(lambda *values: tuple(implementation(*values)))(*avals)
+        return jax.make_jaxpr(named)(*avals)
+
+
+def scope(call: GraphCall | MatmulCall) -> str:
+    """What a profiler shows of a call, as part of the op_name of all that it is made of."""
+    if isinstance(call, MatmulCall):
+        parts = [("matrix", call.has_matrix), ("bias", call.has_bias), (call.activation, True), ("amax", call.has_amax)]
+        name, steps = "matmul", [step for step, is_there in parts if step and is_there]
+    else:
+        name, steps = "conv_graph", [node.op for node in call.graph if node.op != "conv"]
+    return f"xla_fp8/{name}[{','.join(steps)}]" if steps else f"xla_fp8/{name}"
 
 
 def wrong_platform(region: Rewritten, platform: str) -> str:
