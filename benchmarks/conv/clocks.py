@@ -24,12 +24,12 @@ from benchmarks.conv import executables, state
 from benchmarks.conv.programs import TARGET, Case, backend_of, calls, operands_of, program
 from benchmarks.conv.timing import Contestant, Inputs
 
-_REST = 1.0
-_BUSY = 1.5
+_REST = 0.7
+_BUSY = 1.0
 """Seconds: each contestant rests, then runs."""
 _PART = 6e-3
 """Seconds of work that are timed at once."""
-_WINDOWS = ((0.0, 0.03), (0.1, 0.2), (0.4, 0.6), (1.0, _BUSY))
+_WINDOWS = ((0.0, 0.03), (0.1, 0.2), (0.3, 0.5), (0.8, _BUSY))
 """Seconds since the rest that are summed up."""
 
 _QUERIES = (

@@ -7,6 +7,8 @@ costs. Kernels are compiled while others use the GPU; copies and times have it a
 from __future__ import annotations
 
 import concurrent.futures
+import dataclasses
+import itertools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,10 +17,10 @@ import jax
 
 from benchmarks.conv import executables, state
 from benchmarks.conv.measure import bare_row, first_outputs
-from benchmarks.conv.programs import KERNELS, TARGET, Case, backend_of, calls, operands_of, program
+from benchmarks.conv.programs import KERNELS, MAIN, TARGET, Case, backend_of, calls, operands_of, program
 from benchmarks.conv.timing import Contestant, Inputs, Timing, agreement, short, time_in_turn
 from xla_fp8.backends.mosaic import configs
-from xla_fp8.backends.mosaic.configs import Config
+from xla_fp8.backends.mosaic.configs import Config, Footprint
 from xla_fp8.backends.mosaic.epilogue import Epilogue, epilogue_of
 from xla_fp8.backends.mosaic.problem import Problem, problem_of
 
@@ -94,20 +96,56 @@ def _facts(timing: Timing) -> dict[str, Any]:
 
 
 def _chosen(case: Case, limit: int) -> list[Config]:
-    """What the autotuner would time, and the best guess of each kind of schedule beside, `limit` in all."""
+    """What the autotuner would time, and the best guess of each kind of schedule beside, `limit` in all.
+
+    Of the epilogues that are there to learn what an epilogue costs, as many again: the same tiles with other room for
+    the epilogue and for the copies.
+    """
     if jax.default_backend() == "cpu":
         return list(backend_of("mosaic").configs(case.call, TARGET))  # type: ignore[arg-type]
     problem, chain = problem_of(case.call), epilogue_of(case.call)
     assert isinstance(problem, Problem)
     assert isinstance(chain, Epilogue)
-    return list(dict.fromkeys(_variants(problem, chain, limit)))[:limit]
+    return choose(problem, chain.footprint, limit, 0 if case.epilogue == MAIN else limit)
 
 
-def _variants(problem: Problem, epilogue: Epilogue, limit: int) -> Iterator[Config]:
-    generated = configs.generate(problem, epilogue.footprint, limit=512)
+def choose(problem: Problem, footprint: Footprint, limit: int, more: int) -> list[Config]:
+    """`limit` configs of `configs.generate`, its first guess first; then up to `more` with other room."""
+    usual = list(dict.fromkeys(_kinds(problem, footprint, limit)))[:limit]
+    schedules: dict[tuple[int, int, bool], Config] = {}
+    for config in usual:
+        schedules.setdefault((config.taps, config.tile_features, config.pingpong), config)
+    in_turn = itertools.zip_longest(*(_rooms(config, footprint) for config in schedules.values()))
+    others = [config for config in itertools.chain.from_iterable(in_turn) if config and config not in usual]
+    return [*usual, *others[:more]]
+
+
+def _kinds(problem: Problem, footprint: Footprint, limit: int) -> Iterator[Config]:
+    generated = configs.generate(problem, footprint, limit=512)
     yield from generated[: limit // 2 + 1]
     kinds: dict[tuple[bool, bool, bool, bool], Config] = {}
     for config in generated:
         kinds.setdefault((config.taps > 1, config.resident > 0, config.pingpong, config.splits > 1), config)
     yield from kinds.values()
     yield from generated
+
+
+def _rooms(config: Config, footprint: Footprint) -> Iterator[Config]:
+    """The same tile with the stages that other blocks of the epilogue leave, then with fewer stages."""
+    seen = {(footprint.columns(config), footprint.side_slots(config) if footprint.side_sizes else 0, config.stages)}
+    # Fewest blocks in flight first: they leave most.
+    for columns, slots in (
+        (configs.MIN_COLUMNS, 1),
+        (configs.MIN_COLUMNS, 2),
+        (0, 1),
+        (configs.MIN_COLUMNS, 4),
+        (0, 2),
+    ):
+        found = configs.staged(dataclasses.replace(config, columns=columns, side_slots=slots), footprint)
+        if found is not None:
+            room = footprint.columns(found), footprint.side_slots(found) if footprint.side_sizes else 0, found.stages
+            if room not in seen:
+                seen.add(room)
+                yield found
+    for stages in range(config.stages - 1, max(2, config.stages - 3), -1):
+        yield dataclasses.replace(config, stages=stages)

@@ -30,7 +30,7 @@ class Variants(Tuning):
     Args:
         rows: measured beside XLA's contestants.
         alone: measured without XLA's FP8, which alone takes long to tune.
-        clocks: rows of which the clock of the GPU is watched, at last.
+        clocks: those of the rows of which the clock of the GPU is watched too.
     """
 
     def __init__(self, settings: Settings, rows: Sequence[Case], alone: Sequence[Case], clocks: Sequence[Case]) -> None:
@@ -48,8 +48,10 @@ class Variants(Tuning):
         }
         jobs = [job for needs in self.needs.values() for job in needs]
         self.queues["xla"] = [job for job in jobs if " / ".join(job) not in self.tuned]
-        self.queues["rows"] = [("", CEILINGS), *((name, ROW) for name in self.needs)]
-        self.queues["rows"] += [(case.name, CLOCKS) for case in clocks]
+        watched = {case.name for case in clocks}
+        self.queues["rows"] = [("", CEILINGS)]
+        for name in self.needs:
+            self.queues["rows"] += [(name, ROW), *([(name, CLOCKS)] if name in watched else [])]
 
     def run(self) -> None:
         count, settings = state.gpus(), self.settings

@@ -345,16 +345,21 @@ def _with_stages(bare: Config, footprint: Footprint) -> Config | None:
     """As many stages as fit beside the epilogue, which takes less room where that leaves fewer than 4; None below 3."""
     most: Config | None = None
     for columns, side_slots in ((0, 4), (MIN_COLUMNS, 4), (MIN_COLUMNS, 2)):
-        config = dataclasses.replace(bare, columns=columns, side_slots=side_slots)
-        room = SHARED_MEMORY - shared_memory(config, footprint)
-        each = bare.stage_bytes + bare.stage_barriers * _BARRIER
-        config = dataclasses.replace(config, stages=min(8, 768 // bare.tile_channels, room // each))
-        able = config.stages >= 3 and fits(config, footprint) and keeps_registers(config, footprint)
-        if able and (most is None or config.stages > most.stages):
+        config = staged(dataclasses.replace(bare, columns=columns, side_slots=side_slots), footprint)
+        if config is not None and (most is None or config.stages > most.stages):
             most = config
-        if (most is not None and most.stages >= 4) or config.splits > 1:
+        if (most is not None and most.stages >= 4) or bare.splits > 1:
             break
     return most
+
+
+def staged(bare: Config, footprint: Footprint) -> Config | None:
+    """A config with as many stages as fit beside its epilogue, up to 8; None below 3."""
+    empty = dataclasses.replace(bare, stages=0)
+    each = bare.stage_bytes + bare.stage_barriers * _BARRIER
+    stages = min(8, 768 // bare.tile_channels, (SHARED_MEMORY - shared_memory(empty, footprint)) // each)
+    config = dataclasses.replace(bare, stages=stages)
+    return config if stages >= 3 and fits(config, footprint) and keeps_registers(config, footprint) else None
 
 
 def _spills(problem: Problem, config: Config) -> bool:
