@@ -53,5 +53,10 @@ def load(out: Path, case: Case, contestant: str, config: str = "") -> Any:
         if contestant not in KERNELS:
             return program(case, contestant).compile()
     backend = backend_of(contestant)
-    found = next(one for one in backend.configs(case.call, TARGET) if str(one) == config)
+    named = getattr(backend, "config_named", None)
+    found = (
+        named(case.call, TARGET, config)
+        if named
+        else next(one for one in backend.configs(case.call, TARGET) if str(one) == config)
+    )
     return program(case, contestant, backend, found).compile()

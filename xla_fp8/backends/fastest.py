@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 import jax
@@ -132,9 +132,9 @@ class FastestBackend:
         """
         for backend in self._running(call, target):
             if name is None or name.startswith(f"{backend.name} "):
-                candidates = (Candidate(backend, config) for config in _configs(backend, call, target))
-                if found := next((one for one in candidates if name is None or str(one) == name), None):
-                    return found
+                config = _named(backend, call, target, None if name is None else name.removeprefix(f"{backend.name} "))
+                if config is not None:
+                    return Candidate(backend, config)
         return None
 
     def _running(self, call: GraphCall, target: Target) -> Iterator[Backend]:
@@ -166,6 +166,18 @@ def _configs(backend: Backend, call: GraphCall, target: Target) -> Sequence[Conf
         return backend.configs(call, target)
     except XlaFp8Error:
         return ()
+
+
+def _named(backend: Backend, call: GraphCall, target: Target, name: str | None) -> Config | None:
+    """Its config of that name, or the one it prefers; None where there is none."""
+    named: Callable[..., Config | None] | None = getattr(backend, "config_named", None)
+    if named is None:
+        configs = _configs(backend, call, target)
+        return next((config for config in configs if name is None or str(config) == name), None)
+    try:
+        return named(call, target, name)
+    except XlaFp8Error:
+        return None
 
 
 def _needs_python(backend: Backend) -> bool:

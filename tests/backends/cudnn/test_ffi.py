@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import itertools
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -14,8 +15,8 @@ import numpy as np
 import pytest
 
 from xla_fp8.backends import call_text
-from xla_fp8.backends.cudnn import CudnnError, device_context, ffi, library, plans
-from xla_fp8.backends.cudnn.backend import CudnnBackend
+from xla_fp8.backends.cudnn import CudnnError, buffers, device_context, ffi, library, plans
+from xla_fp8.backends.cudnn.backend import CudnnBackend, Plan
 from xla_fp8.backends.cudnn.errors import CudnnUnsupportedError
 from xla_fp8.backends.example_calls import graph_call
 from xla_fp8.hlo.literal import numpy_dtype
@@ -120,10 +121,17 @@ class FakeGraph:
     def __init__(self, log: list[str]) -> None:
         self.log = log
         self.current = -1
+        self.asked = 0
 
     def create_execution_plans(self, modes: list[str]) -> None:
         if modes == ["FALLBACK"]:
             raise RuntimeError("No valid engine configs")
+
+    def create_execution_plan(self, engine: int, knobs: dict[str, int]) -> None:
+        if engine > 4:
+            raise RuntimeError(f"no engine {engine}")
+        self.log.append(f"plan of engine {engine} with {knobs}")
+        self.asked = engine
 
     def check_support(self) -> None:
         pass
@@ -136,9 +144,9 @@ class FakeGraph:
 
     def build_plan_at_index(self, index: int) -> None:
         self.log.append(f"build eng{index}")
-        if index == 0:
+        if index + self.asked == 0:
             raise RuntimeError("no kernel image")
-        self.current = index
+        self.current = index + self.asked
 
     def get_workspace_size(self) -> int:
         return 100 * self.current
@@ -152,6 +160,9 @@ class FakeCudnn:
 
     class heur_mode:
         A, B, FALLBACK = "A", "B", "FALLBACK"
+
+    class knob_type:
+        SPLIT_K_SLC, KERNEL_CFG = "slices", "kernel"
 
     def __init__(self) -> None:
         self.log: list[str] = []
@@ -191,7 +202,7 @@ TEXT = call_text.encode(graph_call("1:[f8e4m3fn]conv();"))
 
 def test_plans_are_listed_once_and_built_once(fake: FakeCudnn) -> None:
     device = plans.DevicePlans(0)
-    assert device.names(TEXT) == ("eng0", "eng1", "eng2")
+    assert device.names(TEXT) == ("eng0", "eng1", "eng2", "eng2_k24=17"), "and what is not proposed, of these engines"
     built = device.plan(TEXT, "eng2")
     assert (built.name, built.workspace) == ("eng2", 200)
     assert device.plan(TEXT, "eng2") is built
@@ -212,14 +223,87 @@ def test_a_plan_that_needs_too_much_workspace_is_passed_over(fake: FakeCudnn, mo
         device.plan(TEXT, "eng1", workspace_limit=150)
     monkeypatch.setattr(plans, "on_device", lambda ordinal: device)
     backend, call, target = CudnnBackend(workspace_limit=150), call_text.decode(TEXT), Target.parse("h200")
-    assert [str(config) for config in backend.configs(call, target)] == ["eng2", "eng0", "eng1"]
+    assert backend.config_named(call, target, None) == Plan("eng2")
+    assert backend.config_named(call, target, "eng1") is None
 
 
 def test_what_does_not_build_says_why(fake: FakeCudnn) -> None:
     with pytest.raises(CudnnUnsupportedError, match=r"cannot build a plan for .*eng0: no kernel image"):
         plans.DevicePlans(0).plan(TEXT, "eng0")
-    with pytest.raises(CudnnUnsupportedError, match="no plan 'eng9'"):
+    with pytest.raises(CudnnUnsupportedError, match="eng9: no engine 9"):
         plans.DevicePlans(0).plan(TEXT, "eng9")
+    with pytest.raises(CudnnUnsupportedError, match="no plan 'pixels 1x8x16'"):
+        plans.DevicePlans(0).plan(TEXT, "pixels 1x8x16")
+    with pytest.raises(CudnnUnsupportedError, match="no plan 'eng2_k99=1'"):
+        plans.DevicePlans(0).plan(TEXT, "eng2_k99=1")
+
+
+def test_a_plan_that_is_not_proposed_is_made_of_its_name(fake: FakeCudnn) -> None:
+    assert plans.DevicePlans(0).plan(TEXT, "eng3_k17=2_k24=45").name == "eng3_k17=2_k24=45"
+    assert fake.log == ["plan of engine 3 with {'slices': 2, 'kernel': 45}", "build eng0"]
+
+
+@pytest.fixture
+def watch(fake: FakeCudnn, monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    """How long each plan takes, by the number that the fake runs; what is not in it fails."""
+    times = {"eng1": 30.0, "eng2": 20.0}
+
+    def microseconds(stream: int, launch: Any) -> float:
+        launch()
+        name = fake.log[-1].split()[1]
+        if name not in times:
+            raise CudnnError("the launch failed")
+        return times[name]
+
+    monkeypatch.setattr(plans.stopwatch, "microseconds", microseconds)
+    monkeypatch.setattr(device_context, "upload", lambda address, array: None)
+    return times
+
+
+def test_plans_are_timed_once_on_the_device_and_the_fastest_stand_first(
+    fake: FakeCudnn, watch: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device, call, target = plans.DevicePlans(0), call_text.decode(TEXT), Target.parse("h200")
+    monkeypatch.setattr(plans, "on_device", lambda ordinal: device)
+    assert device.times(TEXT) == {"eng2": 20.0, "eng2_k24=17": 20.0, "eng1": 30.0}, "eng0 does not build"
+    launches = len(fake.log)
+    assert CudnnBackend().configs(call, target) == (Plan("eng2"), Plan("eng2_k24=17")), "eng1 is far behind"
+    assert len(fake.log) == launches
+
+
+def test_what_fails_as_it_is_timed_is_no_config(
+    fake: FakeCudnn, watch: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = plans.DevicePlans(0)
+    monkeypatch.setattr(plans, "on_device", lambda ordinal: device)
+    del watch["eng2"]
+    assert CudnnBackend().configs(call_text.decode(TEXT), Target.parse("h200")) == (Plan("eng1"),)
+
+
+def test_where_nothing_can_be_timed_the_preferred_plan_is_the_only_one(
+    fake: FakeCudnn, watch: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = plans.DevicePlans(0)
+    monkeypatch.setattr(plans, "on_device", lambda ordinal: device)
+    fake.room = 16
+    assert CudnnBackend().configs(call_text.decode(TEXT), Target.parse("h200")) == (Plan("eng1"),)
+
+
+def test_operands_lie_apart_and_what_is_uploaded_fills_them(fake: FakeCudnn, monkeypatch: pytest.MonkeyPatch) -> None:
+    call = graph_call("1:[f32]conv();2:[f32]scale(1);3:[f8e4m3fn]bias(2);4:[bf16]amax(2);", channels=16, features=48)
+    uploaded = {}
+    monkeypatch.setattr(device_context, "upload", lambda address, array: uploaded.update({address: array}))
+    with buffers.of(call, workspace=100) as addresses:
+        pass
+    sizes = buffers.sizes(call)
+    assert sizes[2:4] == [4, 4 * 48]
+    assert sizes[-1] == 4
+    assert all(a % 256 == addresses[0] % 256 for a in addresses)
+    gaps = [after - before for before, after in itertools.pairwise(addresses)]
+    assert all(gap >= size for gap, size in zip(gaps, sizes, strict=True))
+    assert [array.nbytes for array in uploaded.values()] == sizes[:4]
+    assert list(uploaded) == addresses[:4]
+    assert all(np.isfinite(array.astype(np.float32)).all() for array in uploaded.values())
 
 
 def test_a_run_sets_the_stream_and_launches(fake: FakeCudnn) -> None:

@@ -9,13 +9,17 @@ import jax
 
 from xla_fp8.backends import call_text
 from xla_fp8.backends.cudnn import ffi, library, plans
-from xla_fp8.backends.cudnn.errors import CudnnError
+from xla_fp8.backends.cudnn.errors import CudnnError, CudnnUnsupportedError
 from xla_fp8.backends.cudnn.support import support
 from xla_fp8.backends.protocol import Config, Implementation, No
 from xla_fp8.target import GraphCall, Target, Verdict, format_version
 
 WORKSPACE_LIMIT = 1 << 30
 """Bytes of workspace above which a plan is not taken: memory that the program would miss."""
+
+NEAR = 1.05
+"""How much longer than the fastest plan one may take on the device and still be compared with it in a program."""
+_MOST_NEAR = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,11 +61,29 @@ class CudnnBackend:
         return library.why_missing(("cudnn", "jax_tvm_ffi"))
 
     def configs(self, call: GraphCall, target: Target) -> Sequence[Config]:
-        """The plans that cuDNN proposes on the first GPU; the first is the one it prefers of those that
-        build within the limit."""
-        device, text = plans.on_device(0), call_text.encode(call)
-        preferred = device.plan(text, workspace_limit=self.workspace_limit).name
-        return tuple(map(Plan, dict.fromkeys((preferred, *device.names(text)))))
+        """The plans that took the least time on the first GPU alone (`DevicePlans.times`), the fastest first.
+
+        Only those near the fastest: where launching takes longer than running, a program does not tell them apart. What
+        cuDNN prefers, where nothing could be timed.
+
+        Raises:
+            CudnnMissingError, CudnnUnsupportedError, CudnnError: as `lower`.
+        """
+        times = plans.on_device(0).times(call_text.encode(call), self.workspace_limit)
+        near = [name for name, time in times.items() if time <= NEAR * min(times.values())]
+        return tuple(map(Plan, near[:_MOST_NEAR])) or (self._preferred(call),)
+
+    def config_named(self, call: GraphCall, target: Target, name: str | None) -> Config | None:
+        """The plan of that name; None where it does not build within the limit. What cuDNN prefers, without a name."""
+        if name is None:
+            return self._preferred(call)
+        try:
+            return Plan(plans.on_device(0).plan(call_text.encode(call), name, self.workspace_limit).name)
+        except CudnnUnsupportedError:
+            return None
+
+    def _preferred(self, call: GraphCall) -> Plan:
+        return Plan(plans.on_device(0).plan(call_text.encode(call), workspace_limit=self.workspace_limit).name)
 
     def lower(self, call: GraphCall, config: Config) -> Implementation:
         """A JAX function of input, filter and side operands. Builds the plan, to know its workspace.

@@ -8,6 +8,8 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from xla_fp8.backends.cudnn.errors import CudnnError
 
 _CAPTURE_MODE_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
@@ -28,6 +30,11 @@ def _driver() -> Any:
 def _check(status: int, what: str) -> None:
     if status:
         raise CudnnError(f"the CUDA driver's {what} failed with status {status}")
+
+
+def call(function: str, *arguments: Any) -> None:
+    """Calls a function of the driver; other threads of Python run meanwhile. Raises CudnnError if it fails."""
+    _check(getattr(_driver(), function)(*arguments), function)
 
 
 @contextlib.contextmanager
@@ -77,10 +84,17 @@ def memory(size: int) -> Iterator[int]:
 def new_stream() -> int:
     """A stream on the current device that waits for no other. Raises CudnnError."""
     handle = ctypes.c_void_p()
-    _check(_driver().cuStreamCreate(ctypes.byref(handle), _STREAM_NON_BLOCKING), "cuStreamCreate")
+    call("cuStreamCreate", ctypes.byref(handle), _STREAM_NON_BLOCKING)
     return handle.value or 0
 
 
 def wait(stream: int) -> None:
     """Returns when a stream is done; other threads of Python run meanwhile. Raises CudnnError if its work failed."""
-    _check(_driver().cuStreamSynchronize(ctypes.c_void_p(stream)), "cuStreamSynchronize")
+    call("cuStreamSynchronize", ctypes.c_void_p(stream))
+
+
+def upload(address: int, array: np.ndarray[Any, Any]) -> None:
+    """Copies an array to the device. Raises CudnnError."""
+    contiguous = np.ascontiguousarray(array)
+    size = ctypes.c_size_t(contiguous.nbytes)
+    call("cuMemcpyHtoD_v2", ctypes.c_uint64(address), ctypes.c_void_p(contiguous.ctypes.data), size)

@@ -7,19 +7,26 @@ and that one's thread for Python's lock, both wait for ever. So `prepare` comes 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
+import re
 import threading
 from collections.abc import Sequence
 from typing import Any
 
 from xla_fp8.backends import call_text
-from xla_fp8.backends.cudnn import device_context, library, operation_graph
+from xla_fp8.backends.cudnn import buffers, device_context, library, operation_graph, stopwatch
 from xla_fp8.backends.cudnn.errors import CudnnError, CudnnUnsupportedError
 from xla_fp8.backends.cudnn.operation_graph import one_line
-from xla_fp8.hlo import Shape
-from xla_fp8.hlo.literal import numpy_dtype
+
+UNPROPOSED = ("eng2_k24=17", *(f"eng4_k24={config}" for config in (44, 45, 49, 53)))
+"""Plans that are tried for every call, whether the heuristics propose them or not: of 13 convolutions on an H200 each
+was the fastest of one, or near it (`docs/benchmarks.md`, cuDNN 9.19.0)."""
+
+_KNOBS = {17: "SPLIT_K_SLC", 24: "KERNEL_CFG"}
+"""Knobs by their number in the names of plans (cudnn_graph.h), as the front end calls them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,13 +55,14 @@ class DevicePlans:
         self._ordinal = ordinal
         self._lock = threading.RLock()
         self._handle: Any = None
-        self._stream = 0  # of `prepare`; made once, as the handle may look at the last stream it was given
-        self._proposed: dict[str, list[tuple[Any, list[str]]]] = {}
+        self._stream = 0  # of its own launches; made once, as the handle may look at the last stream it was given
+        self._proposed: dict[str, dict[str, tuple[Any, int]]] = {}
         self._built: dict[tuple[str, str], BuiltPlan] = {}
         self._loaded: set[tuple[str, str]] = set()
+        self._times: dict[str, dict[str, float]] = {}
 
     def names(self, call: str) -> tuple[str, ...]:
-        """The plans that cuDNN proposes for a call (`call_text.encode`), its own order of preference first.
+        """The plans that cuDNN proposes for a call (`call_text.encode`), then those of `UNPROPOSED` that it may have.
 
         Heuristics A, then B, then the fallback engines; each plan once. The order is a guess: the first plan has been
         seen to take three times as long as the fourth.
@@ -63,7 +71,45 @@ class DevicePlans:
             CudnnUnsupportedError: it proposes none.
         """
         with self._lock, device_context.current(self._ordinal):
-            return tuple(dict.fromkeys(name for _, names in self._proposals(call) for name in names))
+            proposed = tuple(self._proposals(call))
+        engines = {name.partition("_")[0] for name in proposed}
+        others = (name for name in UNPROPOSED if name.partition("_")[0] in engines)
+        return tuple(dict.fromkeys((*proposed, *others)))
+
+    def times(self, call: str, workspace_limit: float = math.inf) -> dict[str, float]:
+        """Microseconds that each of `names` takes on the device, the fastest first; measured once.
+
+        Left out is what does not build, does not run, or needs more workspace. What launching costs has no part in
+        it: in a program it hides which of two plans is faster where both are shorter than a launch. Empty where the
+        device has no room for the operands.
+
+        Raises:
+            CudnnUnsupportedError: cuDNN proposes no plan.
+        """
+        if (known := self._times.get(call)) is not None:
+            return known
+        built = []
+        for name in self.names(call):
+            with contextlib.suppress(CudnnUnsupportedError):
+                built.append(self.plan(call, name, workspace_limit))
+        found: dict[str, float] = {}
+        workspace = max((plan.workspace for plan in built), default=0)
+        with device_context.current(self._ordinal), buffers.of(call_text.decode(call), workspace) as addresses:
+            for plan in built if addresses else ():
+                with contextlib.suppress(CudnnError):
+                    found[plan.name] = self._time(plan, call, addresses)
+        self._times[call] = dict(sorted(found.items(), key=lambda item: item[1]))
+        return self._times[call]
+
+    def _time(self, plan: BuiltPlan, call: str, addresses: Sequence[int]) -> float:
+        *pointers, workspace = addresses
+        stream = self._own_stream()
+        return stopwatch.microseconds(stream, lambda: self._launch(plan, call, pointers, workspace, stream))
+
+    def _own_stream(self) -> int:
+        with self._lock:
+            self._stream = self._stream or device_context.new_stream()
+            return self._stream
 
     def plan(self, call: str, name: str = "", workspace_limit: float = math.inf) -> BuiltPlan:
         """Builds a plan, once.
@@ -100,14 +146,13 @@ class DevicePlans:
         graph_call = call_text.decode(call)
         with device_context.current(self._ordinal):
             built = self.plan(call, name)
-            sizes = [_bytes(shape) for shape in (*graph_call.operand_shapes, *graph_call.output_shapes)]
+            sizes = buffers.sizes(graph_call)
             # Outside the lock, as memory and streams may wait for the device, and programs that run for the lock.
             with device_context.memory(max(*sizes, built.workspace)) as address:
                 if address:
-                    with self._lock:
-                        self._stream = self._stream or device_context.new_stream()
-                    self._launch(built, call, [address] * len(sizes), address, self._stream)
-                    device_context.wait(self._stream)
+                    stream = self._own_stream()
+                    self._launch(built, call, [address] * len(sizes), address, stream)
+                    device_context.wait(stream)
         with self._lock:
             self._loaded |= {(call, name), (call, built.name)}
 
@@ -140,57 +185,73 @@ class DevicePlans:
                 del self._built[key]
                 self._loaded.discard(key)
 
-    def _proposals(self, call: str) -> list[tuple[Any, list[str]]]:
-        """The heuristic modes that propose plans, each with their names."""
+    def _proposals(self, call: str) -> dict[str, tuple[Any, int]]:
+        """The plans that cuDNN proposes: by name the heuristic mode, and the plan's index there."""
         if (found := self._proposed.get(call)) is not None:
             return found
         cudnn = library.cudnn()
-        found, refusals = [], []
+        found, refusals = {}, []
         for mode in (cudnn.heur_mode.A, cudnn.heur_mode.B, cudnn.heur_mode.FALLBACK):
             try:
-                graph = self._graph(call, mode)
+                graph = self._graph(call)
+                graph.create_execution_plans([mode])
+                graph.check_support()
             except (RuntimeError, CudnnUnsupportedError, cudnn.cudnnGraphNotSupportedError) as error:
                 refusals.append(one_line(error))
                 continue
-            found.append((mode, [graph.get_plan_name_at_index(i) for i in range(graph.get_execution_plan_count())]))
+            for index in range(graph.get_execution_plan_count()):
+                found.setdefault(graph.get_plan_name_at_index(index), (mode, index))
         if not found:
             raise CudnnUnsupportedError(f"cuDNN proposes no plan for {call}: {refusals[0]}")
         self._proposed[call] = found
         return found
 
-    def _graph(self, call: str, mode: Any) -> Any:
+    def _graph(self, call: str) -> Any:
         """A graph of its own for each built plan, as a graph has one current plan."""
         if self._handle is None:
             self._handle = library.cudnn().create_handle()
-        graph = operation_graph.build(call_text.decode(call), handle=self._handle).graph
-        graph.create_execution_plans([mode])
+        return operation_graph.build(call_text.decode(call), handle=self._handle).graph
+
+    def _planned(self, call: str, name: str) -> Any:
+        """A graph whose current plan is the one of that name, proposed or not; raises what the front end raises."""
+        proposal = self._proposals(call).get(name)
+        graph, index = self._graph(call), 0
+        if proposal is not None:
+            mode, index = proposal
+            graph.create_execution_plans([mode])
+        else:
+            graph.create_execution_plan(*engine_and_knobs(name))
         graph.check_support()
+        graph.build_plan_at_index(index)
         return graph
 
     def _build(self, call: str, name: str, workspace_limit: float) -> BuiltPlan:
         problems = []
-        for mode, names in self._proposals(call):
-            for index, candidate in enumerate(names):
-                if name and candidate != name:
-                    continue
-                try:
-                    graph = self._graph(call, mode)
-                    graph.build_plan_at_index(index)
-                    workspace = int(graph.get_workspace_size())
-                except Exception as error:  # the front end has several classes of its own
-                    problems.append(f"{candidate}: {one_line(error)}")
-                    continue
-                if workspace <= workspace_limit:
-                    return BuiltPlan(graph, candidate, workspace)
-                problems.append(f"{candidate} needs {workspace} bytes of workspace; the limit is {workspace_limit:.0f}")
-        if not problems:
-            raise CudnnUnsupportedError(f"cuDNN has no plan {name!r} for {call}")
+        for candidate in (name,) if name else self._proposals(call):
+            try:
+                graph = self._planned(call, candidate)
+                workspace = int(graph.get_workspace_size())
+            except Exception as error:  # the front end has several classes of its own
+                problems.append(f"{candidate}: {one_line(error)}")
+                continue
+            if workspace <= workspace_limit:
+                return BuiltPlan(graph, candidate, workspace)
+            problems.append(f"{candidate} needs {workspace} bytes of workspace; the limit is {workspace_limit:.0f}")
         raise CudnnUnsupportedError(f"cuDNN cannot build a plan for {call}: {'; '.join(problems[:3])}")
 
 
-def _bytes(shape: Shape) -> int:
-    """Of a buffer; cuDNN's amax is f32, whatever the call's is."""
-    return shape.element_count * max(numpy_dtype(shape.element_type).itemsize, 4 if shape.is_scalar else 1)
+_NAME_RE = re.compile(r"eng(\d+)((?:_k\d+=\d+)*)")
+_KNOB_RE = re.compile(r"_k(\d+)=(\d+)")
+
+
+def engine_and_knobs(name: str) -> tuple[int, dict[Any, int]]:
+    """The engine and the knobs that a plan's name says. Raises CudnnUnsupportedError where it is no such name."""
+    found = _NAME_RE.fullmatch(name)
+    knobs = {int(knob): int(value) for knob, value in _KNOB_RE.findall(found[2])} if found else {}
+    if found is None or not knobs.keys() <= _KNOBS.keys():
+        raise CudnnUnsupportedError(f"cuDNN has no plan {name!r}")
+    types = library.cudnn().knob_type
+    return int(found[1]), {getattr(types, _KNOBS[knob]): value for knob, value in knobs.items()}
 
 
 @functools.cache
