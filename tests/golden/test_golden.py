@@ -1,18 +1,18 @@
-"""The golden tests: one pytest item for each .hlo file of hlo_fixtures/, run by lit and filecheck; and tests of that.
+"""The golden tests: one pytest item for each .hlo file of hlo_fixtures/, found by lit; and tests of how they are run.
 
-lit is used in this process, one file at a time, so `-k`, `-x` and pytest-xdist work on single files.
+What needs no shell runs in this process (in_process.py), the rest under lit, one file at a time; so `-k`, `-x` and
+pytest-xdist work on single files.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from lit import LitTestCase, Test
+
+from tests.golden import in_process
 
 FIXTURES = Path(__file__).resolve().parents[2] / "hlo_fixtures"
 
@@ -23,7 +23,14 @@ def discover(folder: Path) -> list[LitTestCase.LitTestCase]:
 
 
 def run(case: LitTestCase.LitTestCase) -> Test.Result:
-    """Runs one lit test. (lit's own `runTest` lets an unsupported test pass without a word.)"""
+    """Runs one golden file. (lit's own `runTest` lets an unsupported test pass without a word.)"""
+    path = Path(case._test.getSourcePath())
+    if in_process.runs(path):
+        return in_process.result(path)
+    return run_by_lit(case)
+
+
+def run_by_lit(case: LitTestCase.LitTestCase) -> Test.Result:
     return case._test.config.test_format.execute(case._test, case._lit_config)
 
 
@@ -38,25 +45,9 @@ def test_there_are_golden_files() -> None:
     assert CASES, f"lit finds no golden test below {FIXTURES}"
 
 
-@pytest.fixture(scope="module")
-def result_of(request: pytest.FixtureRequest) -> Iterator[Callable[[LitTestCase.LitTestCase], Test.Result]]:
-    """Returns a function from a golden file to its result; all selected files run side by side from the first call on.
-
-    They are processes that start Python, which is what takes the time. pytest-xdist spreads the files itself.
-    """
-    if hasattr(request.config, "workerinput"):
-        yield run
-        return
-    selected = [item.callspec.params["case"] for item in request.session.items if item.name.startswith("test_golden[")]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        futures = {name(case): pool.submit(run, case) for case in selected}
-        yield lambda case: futures[name(case)].result()
-        pool.shutdown(cancel_futures=True)
-
-
 @pytest.mark.parametrize("case", CASES, ids=name)
-def test_golden(case: LitTestCase.LitTestCase, result_of: Callable[[LitTestCase.LitTestCase], Test.Result]) -> None:
-    result = result_of(case)
+def test_golden(case: LitTestCase.LitTestCase) -> None:
+    result = run(case)
     if result.code is Test.UNSUPPORTED:
         pytest.skip(result.output)
     if result.code is Test.XFAIL:
@@ -108,9 +99,48 @@ def test_harness_fails_on_a_file_without_run_lines(sample) -> None:
     assert "RUN:" in result.output
 
 
-def test_harness_starts_this_project(sample) -> None:
-    result = sample("// RUN: xla-fp8 --help | filecheck %s\n// CHECK: usage:\n// CHECK: opt\n// CHECK: explain\n")
+# A line that needs a shell is lit's; a pipe of xla-fp8 runs in this process.
+PIPES = {"shell": "xla-fp8 opt %s --passes= 2>&1", "process": "xla-fp8 opt %s --passes="}
+MODULE = "HloModule m\n\nENTRY main {\n  ROOT a = f32[] parameter(0)\n}\n"
+
+
+@pytest.mark.parametrize("pipe", PIPES.values(), ids=PIPES)
+def test_harness_starts_this_project(sample, pipe: str) -> None:
+    result = sample(f"// RUN: {pipe} | filecheck %s\n{MODULE}// CHECK: {{{{^}}}}HloModule m\n// CHECK: ROOT a\n")
     assert result.code is Test.PASS, result.output
+    again = pipe.replace("%s", "-")
+    result = sample(
+        f"// RUN: xla-fp8 opt %s --passes= | {again} | filecheck %s --check-prefix=P\n{MODULE}// P: ROOT a\n"
+    )
+    assert result.code is Test.PASS, result.output
+
+
+@pytest.mark.parametrize("pipe", PIPES.values(), ids=PIPES)
+@pytest.mark.parametrize("check", ["// CHECK: ROOT b\n", "", "// CHECK-NOT: ROOT a\n"])
+def test_harness_fails_on_a_check_of_this_project_that_does_not_match(sample, pipe: str, check: str) -> None:
+    result = sample(f"// RUN: {pipe} | filecheck %s\n{MODULE}{check}")
+    assert result.code is Test.FAIL
+    assert "CHECK" in result.output or "check" in result.output
+
+
+@pytest.mark.parametrize("line", ["xla-fp8 opt {0}", "xla-fp8 opt %s | xla-fp8 opt - {0}", "xla-fp8 opt {0} 2>&1"])
+def test_harness_fails_when_this_project_does(sample, line: str) -> None:
+    result = sample(f"// RUN: {line.format('--passes=nonesuch')} | filecheck %s\n{MODULE}// CHECK-NOT: other\n")
+    assert result.code is Test.FAIL
+    assert "nonesuch" in result.output
+
+
+def test_harness_checks_every_run_line(sample) -> None:
+    lines = [f"// RUN: xla-fp8 opt %s --passes= | filecheck %s --check-prefix={prefix}\n" for prefix in ("A", "B")]
+    assert sample("".join([*lines, MODULE, "// A: ROOT a\n// B: ROOT a\n"])).code is Test.PASS
+    assert sample("".join([*lines, MODULE, "// A: ROOT a\n// B: ROOT b\n"])).code is Test.FAIL
+    assert sample("".join([*lines, MODULE, "// A: ROOT b\n// B: ROOT a\n"])).code is Test.FAIL
+
+
+def test_most_golden_files_run_in_this_process() -> None:
+    """What took minutes takes seconds there; a form of RUN line that every file begins to use belongs into it."""
+    by_lit = [name(case) for case in CASES if not in_process.runs(Path(case._test.getSourcePath()))]
+    assert len(by_lit) < len(CASES) / 10, by_lit
 
 
 @pytest.mark.parametrize("folder", ["dumps", "pass-name/Inputs"])
