@@ -1,16 +1,14 @@
-"""What every test shares: hypothesis profiles, the marker `hopper`, scripts as modules, the package from its wheel."""
+"""What every test shares: hypothesis profiles, the marker `hopper`, the package from its wheel."""
 
 from __future__ import annotations
 
 import functools
-import importlib.util
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from hypothesis import settings
@@ -74,20 +72,3 @@ def installed(source_copy: Path, pip_install: Callable[..., None], tmp_path_fact
     target = tmp_path_factory.mktemp("installed")
     pip_install("--target", str(target), str(source_copy))
     return target
-
-
-@pytest.fixture(scope="session")
-def load_script() -> Callable[[str], ModuleType]:
-    """Makes a module of a script of the repository, whose path is given from the root."""
-
-    def load(path: str) -> ModuleType:
-        name = Path(path).stem
-        spec = importlib.util.spec_from_file_location(name, ROOT / path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module  # dataclasses look their module up
-        spec.loader.exec_module(module)
-        return module
-
-    return load

@@ -3,38 +3,22 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import itertools
 import re
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from urllib.parse import unquote
 
 import pytest
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
+from tests.scripts import ROOT, load_script
 from xla_fp8.graph import OPS
 
-ROOT = Path(__file__).resolve().parents[1]
-
-
-def load(path: Path) -> ModuleType:
-    """A script of the repository as a module."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-run_pages = load(ROOT / "docs" / "run_pages.py")
-make_diagrams = load(ROOT / "docs" / "make_diagrams.py")
+run_pages = load_script("docs/run_pages.py")
+make_diagrams = load_script("docs/make_diagrams.py")
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from types import ModuleType
 
 import jax
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 
 import xla_fp8
+from tests.scripts import load_script
 
 pytest.importorskip("sklearn", reason="needs scikit-learn, which ships the digits: pip install '.[test]'")
 
@@ -21,7 +21,7 @@ in another order may round an FP8 value the other way, which is 6% of it."""
 
 
 @pytest.fixture(scope="module")
-def digits(load_script: Callable[[str], ModuleType]) -> ModuleType:
+def digits() -> ModuleType:
     return load_script("examples/train_digits.py")
 
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
+from tests.scripts import load_script
+
 PATH = Path(__file__).resolve().parents[2] / "benchmarks/validation_report.py"
 
 
 @pytest.fixture(scope="module")
-def report(load_script: Callable[[str], ModuleType]) -> ModuleType:
+def report() -> ModuleType:
     return load_script("benchmarks/validation_report.py")
 
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import ModuleType
 
 import numpy as np
 import pytest
 
+from tests.scripts import load_script
+
 pytest.importorskip("sklearn", reason="needs scikit-learn, which ships the digits: pip install '.[test]'")
 
 
 @pytest.fixture(scope="module")
-def example(load_script: Callable[[str], ModuleType]) -> ModuleType:
+def example() -> ModuleType:
     return load_script("examples/train_fp8.py")
 
 
