@@ -35,6 +35,32 @@ ENTRY e {
 """
 
 
+FUNCTIONS_TEXT = """\
+HloModule m
+
+%two.helper (x: f32[2]) -> f32[2] {
+  %x = f32[2]{0} parameter(0)
+  ROOT %y = f32[2]{0} negate(%x)
+}
+
+%two (a: f32[2], b: f32[3]) -> (f32[2], f32[3]) {
+  %a = f32[2]{0} parameter(0)
+  %b = f32[3]{0} parameter(1)
+  %c = f32[2]{0} call(%a), to_apply=%two.helper
+  ROOT %t = (f32[2]{0}, f32[3]{0}) tuple(%c, %b)
+}
+
+%one (a: f32[2]) -> f32[2] {
+  %a = f32[2]{0} parameter(0)
+  ROOT %s = f32[2]{0} sine(%a)
+}
+
+ENTRY %main () -> pred[] {
+  ROOT %none = pred[] constant(false)
+}
+"""
+
+
 @pytest.fixture(scope="module")
 def lowered() -> jax.stages.Lowered:
     table = np.arange(100, dtype=np.float32) ** 2
@@ -50,6 +76,17 @@ def test_full_text_keeps_what_xla_prints_by_default_and_large_constants() -> Non
     for part in ('op_name="the_name"', "control-predecessors={%d}", '{"key":"value"}', "11, 12}", "%r = f32[2,3]{1,0}"):
         assert part in full
     assert _jax_compat.full_text(full) == full
+
+
+def test_computations_that_nothing_calls_become_stablehlo_of_their_own() -> None:
+    modules = _jax_compat.hlo_functions_to_stablehlo(FUNCTIONS_TEXT, ["one", "two"])
+    one, two = (_jax_compat.verify_stablehlo(modules[name]) for name in ("one", "two"))
+    assert one.count("func.func") == 1
+    assert "@main(%arg0: tensor<2xf32>) -> tensor<2xf32>" in one
+    assert two.count("func.func") == 2
+    assert "@main(%arg0: tensor<2xf32>, %arg1: tensor<3xf32>) -> (tensor<2xf32>, tensor<3xf32>)" in two
+    with pytest.raises(KeyError):
+        _jax_compat.hlo_functions_to_stablehlo(FUNCTIONS_TEXT, ["three"])
 
 
 def test_short_text_has_no_metadata_and_no_percent() -> None:

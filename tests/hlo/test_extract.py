@@ -55,16 +55,20 @@ def test_extracted_computation_is_the_entry_of_a_module_with_what_it_calls() -> 
     before = hlo.to_text(whole)
     part = hlo.extract(whole.computation("layer.8"), "part")
     hlo.verify(part)
-    assert [computation.name for computation in part.computations] == ["max.1", "layer.1"]
-    assert part.entry.name == "layer.1"
+    assert [computation.name for computation in part.computations] == ["max.1", "part"]
+    assert part.entry.name == "part"
     assert [i.name for i in part.entry] == ["x.1", "add.1", "add.2", "constant.1", "reduce.1"]
     assert part.entry.instruction("x.1").op_name == "see %max.7", "what a string says is no name"
     assert _jax_compat.full_text(hlo.to_text(part)), "XLA reads it"
     assert hlo.to_text(whole) == before, "the whole stays as it was"
 
 
-def test_extracted_stack_frames_are_those_it_needs() -> None:
+def test_extracted_stack_frames_are_those_it_needs_once_the_others_are_dropped() -> None:
     part = hlo.extract(hlo.parse(TEXT).computation("layer.8"), "part")
+    add = part.entry.instruction("add.1")
+    assert (add.metadata.stack_frame_id, str(part.source_location(add))) == (3, "user.py:22")
+    part.drop_unused_frames()
+    assert part.entry.instruction("x.1").op_name == "see %max.7", "other metadata stays"
     assert [str(part.source_location(part.entry.instruction(name))) for name in ("add.1", "add.2")] == [
         "user.py:22",
         "user.py:11",
@@ -76,5 +80,14 @@ def test_extracted_stack_frames_are_those_it_needs() -> None:
 
 def test_without_metadata_there_are_no_tables() -> None:
     part = hlo.extract(hlo.parse(TEXT).computation("max.7"), "part")
+    part.drop_unused_frames()
     assert part.tables.sections == ()
     assert "FileNames" not in hlo.to_text(part)
+
+
+def test_names_stay_in_the_short_form() -> None:
+    short = hlo.parse(TEXT.replace("%", ""))
+    part = hlo.extract(short.computation("layer.8"), "part")
+    assert [computation.name for computation in part.computations] == ["max.7", "part"]
+    assert [i.name for i in part.entry] == ["x.1", "add.5", "add.2", "constant.1", "reduce.3"]
+    assert part.entry.root.to_apply is part.computation("max.7")

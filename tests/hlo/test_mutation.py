@@ -316,3 +316,30 @@ def test_replace_contents_with() -> None:
     module.replace_contents_with(other)
     assert hlo.to_text(module) == text
     assert all(c.module is module for c in module.computations)
+
+
+def test_renamed_computations_are_called_by_their_new_names() -> None:
+    module = hlo.parse(
+        """HloModule m
+
+%f (x: f32[]) -> f32[] {
+  ROOT %x = f32[] parameter(0)
+}
+
+%g (f: f32[]) -> f32[] {
+  %f = f32[] parameter(0)
+  ROOT %r = f32[] call(%f), to_apply=%f, metadata={op_name="f"}
+}
+
+ENTRY %main (p: f32[], q: pred[]) -> f32[] {
+  %p = f32[] parameter(0)
+  %q = pred[] parameter(1)
+  ROOT %c = f32[] conditional(%q, %p, %p), branch_computations={%f, %g}
+}
+"""
+    )
+    module.rename_computations({"f": "one", "g": "two.f", "main": "entry"})
+    assert [computation.name for computation in module.computations] == ["one", "two.f", "entry"]
+    assert module.entry.root.attr("branch_computations") == "{%one, %two.f}"
+    assert str(module.computation("two.f").root) == 'r = f32[] call(f), to_apply=%one, metadata={op_name="f"}'
+    hlo.verify(hlo.parse(hlo.to_text(module)))

@@ -148,18 +148,39 @@ def test_regions_of_a_function_are_lowered_together(monkeypatch: pytest.MonkeyPa
     assert len(modules) == 1
 
 
-def test_one_region_that_cannot_be_lowered_does_not_hurt_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = hlo_of_region._function
+@pytest.mark.parametrize("broken", [False, True])
+def test_regions_of_a_function_are_converted_together(monkeypatch: pytest.MonkeyPatch, broken: bool) -> None:
+    together = []
+    original = _jax_compat.hlo_functions_to_stablehlo
 
-    def function(structure: hlo_of_region.Structure, number: int) -> Any:
+    def convert(text: str, names: tuple[str, ...]) -> dict[str, bytes]:
+        together.append(len(names))
+        if broken and len(names) > 1:
+            raise RuntimeError("no such luck")
+        return original(text, names)
+
+    def net(x8: jax.Array, w8: jax.Array) -> list[jax.Array]:
+        return [wide_layer(x8[:size], w8, 0.3125 + broken) for size in (1, 2, 3)]
+
+    monkeypatch.setattr(_jax_compat, "hlo_functions_to_stablehlo", convert)
+    lowered = xla_fp8.jit(net).lower(*tensors(batch=3))
+    assert lowered.as_text().count("call @xla_fp8_region") == 3
+    assert together == ([3, 1, 1, 1] if broken else [3])
+    assert_close(lowered.compile()(*tensors(batch=3)), jax.jit(net)(*tensors(batch=3)))
+
+
+def test_one_region_that_cannot_be_lowered_does_not_hurt_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = hlo_of_region._evaluated
+
+    def evaluated(structure: hlo_of_region.Structure, *others: Any) -> Any:
         if structure.jaxpr.in_avals[0].shape[0] == 2:
             raise RuntimeError("no such luck")
-        return original(structure, number)
+        return original(structure, *others)
 
     def net(x8: jax.Array, w8: jax.Array) -> list[jax.Array]:
         return [wide_layer(x8[:size], w8, 0.875) for size in (1, 2, 3)]
 
-    monkeypatch.setattr(hlo_of_region, "_function", function)
+    monkeypatch.setattr(hlo_of_region, "_evaluated", evaluated)
     with pytest.warns(xla_fp8.FallbackWarning, match="no such luck") as caught:
         text = xla_fp8.jit(net).lower(*tensors(batch=3)).as_text()
     assert len(caught) == 1

@@ -249,7 +249,7 @@ class HloComputation:
                 operand._user_set()[instruction] = None
 
     def _append_parsed(self, instruction: HloInstruction) -> None:
-        """What the parser calls for each instruction: `add` at the end, without the checks it has made itself."""
+        """What the parser and `extract` call for each instruction: `add` at the end, without the checks they make."""
         last = self._last
         if last is None:
             self._first = instruction

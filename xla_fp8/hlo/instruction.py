@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from xla_fp8.hlo.module import HloModule
 
 _COMPUTATION_NAME_RE = re.compile(r"%?([A-Za-z_][\w.\-]*)")
+_COMPUTATION_ATTRIBUTE_RE = re.compile(rf"(?:{'|'.join(COMPUTATION_ATTRIBUTES)})=")
 
 
 class HloInstruction:
@@ -311,6 +312,8 @@ class HloInstruction:
         """Names of the computations that the attributes mention, in order."""
         names: list[str] = []
         if self.opcode in LITERAL_OPCODES:
+            return ()
+        if self._attributes is None and not _COMPUTATION_ATTRIBUTE_RE.search(self._attribute_text):
             return ()
         for attribute in COMPUTATION_ATTRIBUTES:
             text = self.attr(attribute)

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+from collections.abc import Mapping
 
 from xla_fp8.hlo.attributes import AttributeMap
 from xla_fp8.hlo.computation import HloComputation
 from xla_fp8.hlo.errors import HloAttributeError, HloMutationError
 from xla_fp8.hlo.instruction import HloInstruction
+from xla_fp8.hlo.opcodes import COMPUTATION_ATTRIBUTES
 from xla_fp8.hlo.stack_frames import SourceLocation, StackFrameTables
+
+_NAME_RE = re.compile(r"[A-Za-z_][\w.\-]*")
+_FRAME_RE = re.compile(r"\bstack_frame_id=([0-9]{1,18})")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,6 +96,17 @@ class HloModule:
             raise HloMutationError(f"{computation.name} is the entry computation")
         del self._computations[computation.name]
 
+    def rename_computations(self, names: Mapping[str, str]) -> None:
+        """Gives computations other names, which are free: old name → new name. What calls them follows."""
+        for computation in self._computations.values():
+            for instruction in computation:
+                for attribute in COMPUTATION_ATTRIBUTES if instruction.called_computation_names else ():
+                    if (text := instruction.attr(attribute)) is not None:
+                        renamed = _NAME_RE.sub(lambda match: names.get(match[0], match[0]), text)
+                        instruction.attributes[attribute] = renamed
+            computation.name = names.get(computation.name, computation.name)
+        self._computations = {computation.name: computation for computation in self._computations.values()}
+
     def unique_computation_name(self, prefix: str) -> str:
         """`prefix`, or `prefix.N` where that is taken."""
         name, number = prefix, 0
@@ -116,6 +133,15 @@ class HloModule:
         if metadata.source_file:
             return SourceLocation(metadata.source_file, metadata.source_line, "")
         return self.tables.location(metadata.stack_frame_id)
+
+    def drop_unused_frames(self) -> None:
+        """Leaves of the stack frames those that metadata names and their callers, numbered anew."""
+        texts = {i: i.attr("metadata") or "" for computation in self._computations.values() for i in computation}
+        used = (int(match[1]) for text in texts.values() for match in _FRAME_RE.finditer(text))
+        self.tables, numbers = self.tables.only(used)
+        for instruction, text in texts.items():
+            if renumbered := _FRAME_RE.sub(lambda match: f"stack_frame_id={numbers.get(int(match[1]), 0)}", text):
+                instruction.attributes["metadata"] = renumbered
 
     @property
     def instruction_count(self) -> int:

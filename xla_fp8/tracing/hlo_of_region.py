@@ -34,8 +34,9 @@ class Family:
         self.warned: set[str] = set()
 
     @property
-    def jaxprs(self) -> list[Any]:
-        return list(self._jaxprs.values())
+    def structures(self) -> list[Structure]:
+        """Those of its regions, each kind once."""
+        return list(dict.fromkeys(structure_of(jaxpr, self) for jaxpr in self._jaxprs.values()))
 
     def add(self, jaxpr: Any) -> Any:
         """Adds a region and returns it, or an equal one that is there: JAX lowers and transforms one object once."""
@@ -110,7 +111,7 @@ def dtypes_of(jaxpr: Any) -> Iterator[np.dtype[Any]]:
 def hlo_module(structure: Structure, platform: str) -> hlo.HloModule:
     """A module of the caller's own: of a region, lowered for "cpu", "cuda", ..."""
     family = structure.family() if structure.family is not None else None
-    lowered = _lowered_family(family, platform) if family is not None and len(family.jaxprs) > 1 else {}
+    lowered = _lowered_family(family, platform) if family is not None else {}
     found = lowered.get(structure) or _lowered((structure,), platform)[structure]
     return hlo.extract(found, _NAME)
 
@@ -119,7 +120,7 @@ def hlo_module(structure: Structure, platform: str) -> hlo.HloModule:
 def _lowered_family(family: Family, platform: str) -> dict[Structure, hlo.HloComputation]:
     """The regions of a family; none where JAX cannot lower one of them, which is to be found out one by one."""
     try:
-        return _lowered(tuple(dict.fromkeys(map(_structure, family.jaxprs))), platform)
+        return _lowered(family.structures, platform)
     except Exception:
         return {}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -9,7 +10,7 @@ import os
 import re
 import tempfile
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from xla_fp8.backends.protocol import Backend, No, Yes
 from xla_fp8.backends.registry import backends_for, choose
 from xla_fp8.graph.custom_call import GRAPH_CALL_TARGET, graph_of
 from xla_fp8.hlo.attributes import quote
+from xla_fp8.hlo.printer import computation_text
+from xla_fp8.hlo.stack_frames import StackFrameTables
 from xla_fp8.matmul import MatmulCall, matmul_of
 from xla_fp8.passes import PipelineOptions, run
 from xla_fp8.report import Report
@@ -75,17 +78,74 @@ def rewritten(
     """
     structure = structure_of(jaxpr, family)
     if dump_dir:  # each time, because the folder may have been emptied
-        return _run(structure, options.for_passes, platform, dump_dir)
+        _run(structure, options.for_passes, platform, dump_dir)
     return _rewritten(structure, options.for_passes, platform)
 
 
 @functools.lru_cache(maxsize=1024)
 def _rewritten(structure: Structure, options: Options, platform: str) -> Rewritten:
+    region, hlo_text = _passed(structure, options, platform)
+    family = structure.family() if structure.family is not None else None
+    if hlo_text is None:
+        return region
+    converted = _converted_family(family, options, platform) if family is not None else {}
+    return dataclasses.replace(
+        region, stablehlo=converted.get(region.name) or _converted({region.name: hlo_text})[region.name]
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def _passed(structure: Structure, options: Options, platform: str) -> tuple[Rewritten, HloText | None]:
     return _run(structure, options, platform, None)
 
 
-def _run(structure: Structure, options: Options, platform: str, dump_dir: str | None) -> Rewritten:
+@_jax_compat.weakref_lru_cache
+def _converted_family(family: Family, options: Options, platform: str) -> dict[str, bytes]:
+    """The StableHLO of a family's regions, by their names, without those that fail: each does where it is lowered."""
+    regions: dict[StackFrameTables, dict[str, HloText]] = {}
+    for structure in family.structures:
+        try:
+            region, hlo_text = _passed(structure, options, platform)
+        except Exception:
+            continue
+        if hlo_text is not None:
+            regions.setdefault(hlo_text.tables, {})[region.name] = hlo_text
+    converted: dict[str, bytes] = {}
+    for together in regions.values():
+        with contextlib.suppress(Exception):
+            converted |= _converted(together)
+    return converted
+
+
+@dataclasses.dataclass(frozen=True)
+class HloText:
+    """What becomes of a region, for a module with others of its family: in one, XLA converts them in the time of two.
+
+    Attributes:
+        computations: the region's function, named as `Rewritten.name`, and what it calls, named after it.
+        tables: the stack frames that the metadata names.
+    """
+
+    computations: str
+    tables: StackFrameTables
+
+
+def _converted(regions: Mapping[str, HloText]) -> dict[str, bytes]:
+    """The StableHLO of regions by their names; all have the same tables."""
+    module = hlo.HloModule("xla_fp8_regions")
+    module.tables = next(iter(regions.values())).tables
+    entry = "ENTRY %main () -> pred[] {\n  ROOT %none = pred[] constant(false)\n}\n"
+    text = "\n".join([hlo.to_text(module), *(region.computations for region in regions.values()), entry])
+    return _jax_compat.hlo_functions_to_stablehlo(text, tuple(regions))
+
+
+def _run(
+    structure: Structure, options: Options, platform: str, dump_dir: str | None
+) -> tuple[Rewritten, HloText | None]:
+    """A region behind the passes, without its StableHLO, and what that is made of; None where it stays as it was."""
     module = hlo_module(structure, platform)
+    if dump_dir:
+        module.drop_unused_frames()
     before = hlo.to_text(module) if dump_dir else ""
     backends = backends_for(options.backend, platform)
     target = options.target or Target.default()
@@ -94,15 +154,16 @@ def _run(structure: Structure, options: Options, platform: str, dump_dir: str | 
     if dump_dir:
         _dump(Path(dump_dir), f"xla_fp8_region.{_digest(_without_metadata(before))}", before, hlo.to_text(module))
     if not report.changed:
-        return Rewritten(report, (), (), (), target, b"", "")
+        return Rewritten(report, (), (), (), target, b"", ""), None
     expand_quantize_calls(module)
     calls = _mark(module)
     matmuls = _mark_matmuls(module, len(calls))
     chosen = tuple(_chosen(backends, call, target) for call in calls)
-    after = hlo.to_text(module)
-    stablehlo = _jax_compat.hlo_to_stablehlo(after)
-    name = _digest(_without_metadata(after), repr(calls), repr(matmuls), repr(chosen), str(target))
-    return Rewritten(report, calls, matmuls, chosen, target, stablehlo, f"xla_fp8_region_{name}")
+    text = _without_metadata(hlo.to_text(module))
+    name = f"{module.name}_{_digest(text, repr(calls), repr(matmuls), repr(chosen), str(target))}"
+    module.rename_computations({c.name: name if c is module.entry else f"{name}.{c.name}" for c in module.computations})
+    computations = "\n".join(computation_text(c, is_entry=False) for c in module.computations)
+    return Rewritten(report, calls, matmuls, chosen, target, b"", name), HloText(computations, module.tables)
 
 
 def _asking(target: Target, backends: Sequence[Backend]) -> Target:
