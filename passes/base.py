@@ -1,9 +1,11 @@
-"""What every pass is made of: the Pass class, the context a pipeline hands to its passes, and their errors."""
+"""What every pass is made of: the Pass class, the walk of those that rewrite instructions one by one, what a pipeline
+hands to its passes, and their errors."""
 
 from __future__ import annotations
 
 import abc
 import dataclasses
+from collections.abc import Iterable
 
 from xla_fp8.errors import XlaFp8Error
 from xla_fp8.graph import Graph
@@ -164,3 +166,128 @@ class Pass(abc.ABC):
     @abc.abstractmethod
     def run(self, module: HloModule, target: Target) -> bool:
         """Changes `module` in place; returns whether it did. Leaves a verified module."""
+
+
+Position = tuple[int, int]
+
+
+class Walk:
+    """A computation while a pass rewrites its instructions, one after the other.
+
+    It keeps from rewrite to rewrite what would else be found anew for the whole computation: an order of the
+    instructions, and that none is dead. So a pass is linear in the module, however many rewrites it makes.
+    """
+
+    def __init__(self, computation: HloComputation) -> None:
+        self.computation = computation
+        self.is_changed = False
+        self._positions: dict[HloInstruction, Position] = {}
+
+    def position(self, instruction: HloInstruction) -> Position:
+        """Where an instruction stands in an order in which operands come before users.
+
+        What a rewrite has made stands right behind its operands: its users stood behind them already.
+        """
+        if not self._positions:
+            self._positions = {member: (i, 0) for i, member in enumerate(self.computation.post_order())}
+        pending = [instruction]
+        while pending:
+            current = pending[-1]
+            needed = [o for o in _inputs(current) if o not in self._positions]
+            if current in self._positions:
+                pending.pop()
+            elif needed:
+                pending.extend(needed)
+            else:
+                last = max((self._positions[o] for o in _inputs(current)), default=(-1, 0))
+                self._positions[pending.pop()] = _behind(last)
+        return self._positions[instruction]
+
+    def dependents(self, sources: Iterable[HloInstruction], end: HloInstruction) -> set[HloInstruction]:
+        """What depends on one of `sources` and stands in front of `end`, sources included."""
+        found = set(sources)
+        pending = list(found)
+        while pending:
+            current = pending.pop()
+            for user in (*current.users, *current.control_successors):
+                if user not in found and self.position(user) < self.position(end):
+                    found.add(user)
+                    pending.append(user)
+        return found
+
+    def rewritten(self, made: HloInstruction, replaced: Iterable[HloInstruction]) -> None:
+        """Brings order and computation up to date, now that `made` and what reads it stand where others did.
+
+        Args:
+            replaced: what nobody may need any more: those others, with their operands (`with_operands`).
+        """
+        self.computation.remove_dead(replaced if self.is_changed else None)
+        self.is_changed = True
+        if self._positions:
+            self._move_users_behind(made)
+
+    def _move_users_behind(self, made: HloInstruction) -> None:
+        """Where a result of `made` was there before another of its operands was, users of it may now be too early."""
+        pending = [made]
+        while pending:
+            current = pending.pop()
+            position = self.position(current)
+            for user in (*current.users, *current.control_successors):
+                is_new = user not in self._positions
+                if is_new or self._positions[user] <= position:
+                    self._positions[user] = self.position(user) if is_new else _behind(position)
+                    pending.append(user)
+
+    def finish(self) -> bool:
+        """Puts the instructions into an order that the text may have; returns whether anything was rewritten."""
+        if self.is_changed:
+            self.computation.restore_order()
+        return self.is_changed
+
+
+def with_operands(instructions: Iterable[HloInstruction]) -> list[HloInstruction]:
+    """The instructions and what they read: an instruction that is removed no longer says what that was."""
+    return [i for instruction in instructions for i in (*instruction.operands, instruction)]
+
+
+def _inputs(instruction: HloInstruction) -> tuple[HloInstruction, ...]:
+    return (*instruction.operands, *instruction.control_predecessors)
+
+
+def _behind(position: Position) -> Position:
+    """A position between this one and that of the next instruction of the computation as it was."""
+    return position[0], position[1] + 1
+
+
+class RewritePass(Pass):
+    """A pass that looks at instructions one by one and rewrites those it can, once through each computation.
+
+    Attributes:
+        op: what the report calls the instructions that it looks at.
+    """
+
+    op: str
+
+    def run(self, module: HloModule, target: Target) -> bool:
+        changed = False
+        for computation in rewritable_computations(module):
+            walk = Walk(computation)
+            for instruction in computation.instructions:
+                if instruction.parent is computation and self.matches(instruction):
+                    refusal = self.rewrite(walk, instruction, target)
+                    if refusal is not None:
+                        self.refuse(instruction, refusal)
+            changed |= walk.finish()
+        return changed
+
+    @abc.abstractmethod
+    def matches(self, instruction: HloInstruction) -> bool:
+        """Whether it is one to look at."""
+
+    @abc.abstractmethod
+    def rewrite(self, walk: Walk, instruction: HloInstruction, target: Target) -> Refusal | None:
+        """Rewrites an instruction and tells the walk; returns why not, where that is to be reported."""
+
+    def refuse(self, instruction: HloInstruction, refusal: Refusal) -> None:
+        """Reports an instruction that was not rewritten."""
+        self.context.record(instruction, self.op, is_fp8=True, refusal=refusal)

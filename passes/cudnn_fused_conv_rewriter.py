@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from xla_fp8.graph import GRAPH_CALL_TARGET, Graph
-from xla_fp8.hlo import HloComputation, HloInstruction, HloModule, Shape
+from xla_fp8.hlo import HloComputation, HloInstruction, Shape
 from xla_fp8.hlo.attributes import quote
-from xla_fp8.passes.base import Pass, Refusal, rewritable_computations
+from xla_fp8.passes.base import Refusal, RewritePass, Walk, with_operands
 from xla_fp8.passes.convolution import (
     BACKWARD_INPUT,
     CONVOLUTION_TARGETS,
@@ -23,7 +23,7 @@ from xla_fp8.passes.values import ChannelVector
 from xla_fp8.target import GraphCall, Target, advice_of, rule_of
 
 
-class CudnnFusedConvRewriter(Pass):
+class CudnnFusedConvRewriter(RewritePass):
     """Fuses what stands before and after an FP8 convolution into one call that carries a serialized graph.
 
     Before::
@@ -49,36 +49,22 @@ class CudnnFusedConvRewriter(Pass):
     """
 
     name = "cudnn-fused-conv-rewriter"
+    op = "convolution"
 
-    def run(self, module: HloModule, target: Target) -> bool:
-        changed = False
-        for computation in rewritable_computations(module):
-            order: dict[HloInstruction, int] | None = None
-            touched = False
-            for call in computation.instructions:
-                if call.parent is not computation or not _is_convolution(call):
-                    continue
-                outcome = self.check(call, target)
-                if isinstance(outcome, Refusal):
-                    self.refuse(call, outcome)
-                    continue
-                if order is None:
-                    order = {instruction: i for i, instruction in enumerate(computation.post_order())}
-                plan = self.plan(call, outcome, order)
-                refusal = self.rewrite(computation, call, outcome, plan, target)
-                if refusal is not None:
-                    self.refuse(call, refusal)
-                    continue
-                order, touched = None, True
-            if touched:
-                computation.remove_dead()
-                computation.restore_order()
-                changed = True
-        return changed
+    def matches(self, instruction: HloInstruction) -> bool:
+        if instruction.opcode == "convolution":
+            return True
+        return instruction.opcode == "custom-call" and instruction.custom_call_target in CONVOLUTION_TARGETS
 
-    def refuse(self, call: HloInstruction, refusal: Refusal) -> None:
-        is_fp8 = any(fed_by_fp8(operand) for operand in call.operands)
-        self.context.record(call, "convolution", is_fp8=is_fp8, refusal=refusal)
+    def rewrite(self, walk: Walk, instruction: HloInstruction, target: Target) -> Refusal | None:
+        operands = self.check(instruction, target)
+        if isinstance(operands, Refusal):
+            return operands
+        return self.replace(walk, instruction, operands, self.plan(walk, instruction, operands), target)
+
+    def refuse(self, instruction: HloInstruction, refusal: Refusal) -> None:
+        is_fp8 = any(fed_by_fp8(operand) for operand in instruction.operands)
+        self.context.record(instruction, self.op, is_fp8=is_fp8, refusal=refusal)
 
     def check(self, call: HloInstruction, target: Target) -> tuple[Dequantized, Dequantized] | Refusal:
         """The FP8 operands of a convolution that the target can run as a graph, or why it cannot."""
@@ -128,23 +114,21 @@ class CudnnFusedConvRewriter(Pass):
             )
         return operands
 
-    def plan(
-        self, call: HloInstruction, operands: tuple[Dequantized, Dequantized], order: dict[HloInstruction, int]
-    ) -> Epilogue:
+    def plan(self, walk: Walk, call: HloInstruction, operands: tuple[Dequantized, Dequantized]) -> Epilogue:
         """The graph of a convolution: its scales and as much of its epilogue as fits."""
         capture = EpilogueCapture(
             call.users[0],
             (*operands[0].scales, *operands[1].scales),
             call.dim_labels.output_feature_dimension,
-            order,
+            walk.position,
             self.context.extended,
         )
         capture.collect()
         return capture.finish()
 
-    def rewrite(
+    def replace(
         self,
-        computation: HloComputation,
+        walk: Walk,
         call: HloInstruction,
         operands: tuple[Dequantized, Dequantized],
         plan: Epilogue,
@@ -176,6 +160,7 @@ class CudnnFusedConvRewriter(Pass):
                 "raise --fuel",
                 call,
             )
+        computation = walk.computation
         inputs = [operand.build_source() for operand in operands]
         sides = [
             build_side(side, computation, shape.dimensions, labels.output_feature_dimension, self.context.extended)
@@ -185,9 +170,10 @@ class CudnnFusedConvRewriter(Pass):
         self.context.record(call, "convolution", is_fp8=True, graph=plan.graph, refusal=plan.stopped)
         origin, name = self.context.origin(call), call.name
         computation.transfer_control_dependencies(call, fused)
+        replaced = with_operands((plan.output, *plan.aux))
         for index, old in enumerate((plan.output, *plan.aux)):
             self._replace_by_element(computation, fused, index, old)
-        computation.remove_dead()
+        walk.rewritten(fused, replaced)
         if name not in computation:
             computation.rename(fused, name)
         self.context.moved(fused, *origin)
@@ -262,9 +248,3 @@ class CudnnFusedConvRewriter(Pass):
             for o in operands
         ]
         return (*moved, *sides)
-
-
-def _is_convolution(instruction: HloInstruction) -> bool:
-    if instruction.opcode == "convolution":
-        return True
-    return instruction.opcode == "custom-call" and instruction.custom_call_target in CONVOLUTION_TARGETS

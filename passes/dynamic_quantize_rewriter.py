@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from xla_fp8.hlo import HloComputation, HloInstruction, HloModule, Shape
+from xla_fp8.hlo import HloComputation, HloInstruction, Shape
 from xla_fp8.hlo.attributes import quote
 from xla_fp8.passes.amax import Reduction, known_amax, reductions_of
-from xla_fp8.passes.base import Pass, Refusal, rewritable_computations
+from xla_fp8.passes.base import Refusal, RewritePass, Walk, with_operands
 from xla_fp8.passes.quantize_chain import Chain, find_chain
 from xla_fp8.passes.quantize_scalars import MAX_CAPTURED, NodeBuilder, NotCapturedError, ScalarCapture, op_of
 from xla_fp8.passes.values import take_place
@@ -13,7 +13,7 @@ from xla_fp8.quantize_call import QUANTIZE_TARGET, QuantizeCall
 from xla_fp8.target import Target
 
 
-class DynamicQuantizeRewriter(Pass):
+class DynamicQuantizeRewriter(RewritePass):
     """Fuses a quantization to FP8, with the amax that scales it or stands beside it, into one custom call.
 
     Before::
@@ -40,43 +40,29 @@ class DynamicQuantizeRewriter(Pass):
     """
 
     name = "dynamic-quantize-rewriter"
+    op = "quantize"
 
-    def run(self, module: HloModule, target: Target) -> bool:
-        changed = False
-        for computation in rewritable_computations(module):
-            touched = False
-            for cast in computation.instructions:
-                if cast.parent is not computation or cast.opcode != "convert" or not cast.shape.is_fp8:
-                    continue
-                found = find_chain(cast)
-                if found is None:
-                    continue
-                refusal = found if isinstance(found, Refusal) else self.rewrite(computation, found)
-                if refusal is not None:
-                    self.context.record(cast, "quantize", is_fp8=True, refusal=refusal)
-                    continue
-                touched = True
-            if touched:
-                computation.restore_order()
-                changed = True
-        return changed
+    def matches(self, instruction: HloInstruction) -> bool:
+        return instruction.opcode == "convert" and instruction.shape.is_fp8
 
-    def rewrite(self, computation: HloComputation, chain: Chain) -> Refusal | None:
-        """Puts the call in place of what it computes; returns why not where it cannot."""
+    def rewrite(self, walk: Walk, instruction: HloInstruction, target: Target) -> Refusal | None:
+        chain = find_chain(instruction)
+        if chain is None or isinstance(chain, Refusal):
+            return chain
         if refusal := self.unsupported(chain):
             return refusal
         if not self.context.consume_fuel():
             return self._refusal("fuel", chain.cast, "was left when the fuel ran out", "raise --fuel")
         for tensor in chain.tensors:
-            _use_known_amax(computation, tensor)
-        chain, reductions, dependent = _begin(computation, chain)
+            _use_known_amax(walk.computation, tensor)
+        chain, reductions, dependent = _begin(walk, chain)
         stopped = None
         try:
             capture = ScalarCapture(chain, reductions, dependent)
         except NotCapturedError as error:
             stopped = self._not_captured(error.instruction)
             capture = ScalarCapture(chain, (), set())
-        self.replace(computation, chain, capture, stopped)
+        self.replace(walk, chain, capture, stopped)
         return None
 
     def unsupported(self, chain: Chain) -> Refusal | None:
@@ -109,10 +95,8 @@ class DynamicQuantizeRewriter(Pass):
     def _refusal(self, rule: str, instruction: HloInstruction, what: str, advice: str) -> Refusal:
         return Refusal(rule, f"{self.context.described(instruction)} {what}", advice, instruction)
 
-    def replace(
-        self, computation: HloComputation, chain: Chain, capture: ScalarCapture, stopped: Refusal | None
-    ) -> None:
-        cast = chain.cast
+    def replace(self, walk: Walk, chain: Chain, capture: ScalarCapture, stopped: Refusal | None) -> None:
+        computation, cast = walk.computation, chain.cast
         transposes = [user for user in cast.users if _exchanges_last_two(user)]
         builder = NodeBuilder(chain, capture)
         stored = builder.tensor(chain.steps[-1].instruction)
@@ -131,12 +115,13 @@ class DynamicQuantizeRewriter(Pass):
         call = QuantizeCall(tuple(builder.nodes))
         self.context.record(cast, "quantize", is_fp8=True, graph=call, refusal=stopped)
         fused = _create(computation, chain, call, builder.operands)
+        superfluous = with_operands(old for olds in replaced for old in olds)
         for index, (olds, shape) in enumerate(zip(replaced, fused.shape.tuple_shapes, strict=True)):
             element = computation.create("get-tuple-element", shape, [fused], attributes={"index": str(index)})
             for old in olds:
                 value = element if old.shape.rank == shape.rank else computation.create("reshape", old.shape, [element])
                 take_place(computation, old, _in_layout_of(old.shape, value))
-        computation.remove_dead()
+        walk.rewritten(fused, superfluous)
 
 
 def _use_known_amax(computation: HloComputation, tensor: HloInstruction) -> None:
@@ -148,7 +133,7 @@ def _use_known_amax(computation: HloComputation, tensor: HloInstruction) -> None
             computation.replace_all_uses_with(reduction.instruction, amax)
 
 
-def _begin(computation: HloComputation, chain: Chain) -> tuple[Chain, list[Reduction], set[HloInstruction]]:
+def _begin(walk: Walk, chain: Chain) -> tuple[Chain, list[Reduction], set[HloInstruction]]:
     """The chain from the tensor on that the call reads, the reductions of it, and what depends on these.
 
     That tensor is the one whose amax makes the scale; else the one in front of the last scale.
@@ -156,7 +141,7 @@ def _begin(computation: HloComputation, chain: Chain) -> tuple[Chain, list[Reduc
     fallback: tuple[Chain, list[Reduction], set[HloInstruction]] | None = None
     for start in chain.starts():
         reductions = [reduction for tensor in start.unscaled for reduction in reductions_of(tensor)]
-        dependent = computation.reachable_from([reduction.instruction for reduction in reductions])
+        dependent = walk.dependents([reduction.instruction for reduction in reductions], chain.cast)
         if any(scale in dependent for scale in start.scales):
             return chain.widened(start), reductions, dependent
         if len(start.scales) == 1 and (fallback is None or (reductions and not fallback[1])):

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from xla_fp8.graph import FP8_MAX, FP8_TYPES, Graph
 from xla_fp8.hlo import HloComputation, HloInstruction, Shape
 from xla_fp8.hlo.literal import format_scalar
 from xla_fp8.hlo.opcodes import ELEMENTWISE_BINARY, ELEMENTWISE_UNARY
 from xla_fp8.passes.activations import Activation, find_activation
-from xla_fp8.passes.base import Refusal, described
+from xla_fp8.passes.base import Position, Refusal, described
 from xla_fp8.passes.dequantization import Dequantized, Scale, find_dequantized
 from xla_fp8.passes.values import (
     MOVES,
@@ -94,7 +94,7 @@ class EpilogueCapture:
         result: the convolution's value (element 0 of the custom call).
         scales: of input and filter, moved behind the convolution.
         channel: dimension of the output features.
-        order: position of every instruction of the computation, operands before users.
+        position: of an instruction in the computation, operands before users.
         extended: whether ops of the extended dialect may be used.
     """
 
@@ -106,13 +106,13 @@ class EpilogueCapture:
         result: HloInstruction,
         scales: Sequence[Scale],
         channel: int,
-        order: dict[HloInstruction, int],
+        position: Callable[[HloInstruction], Position],
         extended: bool,
     ) -> None:
         self.result = result
         self.scales = tuple(scales)
         self.channel = channel
-        self.order = order
+        self.position = position
         self.extended = extended
         self.steps: dict[HloInstruction, Step] = {result: Step(result, (), ())}
         self.stops: list[Refusal] = []
@@ -122,13 +122,13 @@ class EpilogueCapture:
     def collect(self) -> None:
         """Finds every instruction that the graph could compute."""
         explored: set[HloInstruction] = set()
-        queue: list[tuple[int, int, HloInstruction]] = []
+        queue: list[tuple[Position, int, HloInstruction]] = []
 
         def push_users(of: HloInstruction) -> None:
             for user in of.users:
                 if user not in explored:
                     explored.add(user)
-                    heapq.heappush(queue, (self.order[user], len(explored), user))
+                    heapq.heappush(queue, (self.position(user), len(explored), user))
 
         push_users(self.result)
         misses = 0
@@ -383,7 +383,7 @@ class EpilogueCapture:
         while stack:
             current = stack[-1]
             waiting = [o for o in current.operands if o not in depends]
-            if waiting and self.order[current] > self.order[source]:
+            if waiting and self.position(current) > self.position(source):
                 stack.extend(waiting)
                 continue
             depends[current] = any(depends.get(o, False) for o in current.operands)
@@ -527,7 +527,7 @@ class EpilogueCapture:
 
     def _any_depends_on(self, externals: list[HloInstruction], sources: list[HloInstruction]) -> bool:
         """Whether an external operand is computed from one of `sources`. Walks up, never beyond the convolution."""
-        first = min(self.order.get(s, 0) for s in sources)
+        first = min(self.position(s) for s in sources)
         seen = set(externals)
         pending = list(externals)
         while pending:
@@ -535,7 +535,7 @@ class EpilogueCapture:
             if current in sources:
                 return True
             for operand in (*current.operands, *current.control_predecessors):
-                if operand not in seen and self.order.get(operand, 0) >= first:
+                if operand not in seen and self.position(operand) >= first:
                     seen.add(operand)
                     pending.append(operand)
         return False

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from xla_fp8.hlo import HloComputation, HloInstruction, HloModule, Shape
+from xla_fp8.hlo import HloComputation, HloInstruction, Shape
 from xla_fp8.hlo.attributes import quote
 from xla_fp8.matmul import MATMUL_TARGET, MatmulCall
-from xla_fp8.passes.base import Pass, Refusal, rewritable_computations
+from xla_fp8.passes.base import Refusal, RewritePass, Walk, with_operands
 from xla_fp8.passes.dequantization import Dequantized, fed_by_fp8, find_dequantized
 from xla_fp8.passes.epilogue import Epilogue
 from xla_fp8.passes.matmul_epilogue import Addend, Factor, MatmulCapture, Places, operand_factors
@@ -16,7 +16,7 @@ from xla_fp8.passes.values import WIDE_TYPES, ChannelVector, take_place
 from xla_fp8.target import Target
 
 
-class GemmRewriter(Pass):
+class GemmRewriter(RewritePass):
     """Fuses what stands before and after an FP8 dot into one cuBLASLt call.
 
     Before::
@@ -41,38 +41,17 @@ class GemmRewriter(Pass):
     """
 
     name = "gemm-rewriter"
+    op = "dot"
 
-    def run(self, module: HloModule, target: Target) -> bool:
-        changed = False
-        for computation in rewritable_computations(module):
-            order: dict[HloInstruction, int] | None = None
-            touched = False
-            for dot in computation.instructions:
-                if dot.parent is not computation or dot.opcode != "dot":
-                    continue
-                if not any(fed_by_fp8(operand) for operand in dot.operands):
-                    continue
-                if order is None:
-                    order = {instruction: i for i, instruction in enumerate(computation.post_order())}
-                refusal = self.rewrite(computation, dot, order, target)
-                if refusal is not None:
-                    self.context.record(dot, "dot", is_fp8=True, refusal=refusal)
-                    continue
-                order, touched = None, True
-            if touched:
-                computation.remove_dead()
-                computation.restore_order()
-                changed = True
-        return changed
+    def matches(self, instruction: HloInstruction) -> bool:
+        return instruction.opcode == "dot" and any(fed_by_fp8(operand) for operand in instruction.operands)
 
-    def rewrite(
-        self, computation: HloComputation, dot: HloInstruction, order: dict[HloInstruction, int], target: Target
-    ) -> Refusal | None:
+    def rewrite(self, walk: Walk, instruction: HloInstruction, target: Target) -> Refusal | None:
         """Puts the call in place of what it computes; returns why not where it cannot."""
-        if refusal := self.unsupported(dot, target):
+        if refusal := self.unsupported(instruction, target):
             return refusal
         operands: list[Dequantized] = []
-        for side, operand in zip(("left", "right"), dot.operands, strict=True):
+        for side, operand in zip(("left", "right"), instruction.operands, strict=True):
             found = self.operand(side, operand)
             if isinstance(found, Refusal):
                 return found
@@ -81,20 +60,21 @@ class GemmRewriter(Pass):
         if types == ["f8e5m2", "f8e5m2"]:
             return self._refusal(
                 "e5m2-operands",
-                dot,
+                instruction,
                 "multiplies f8e5m2 by f8e5m2, for which cuBLASLt has no kernel",
                 "quantize one of them to float8_e4m3fn",
             )
-        dimensions = DotDimensions.of(dot)
+        dimensions = DotDimensions.of(instruction)
         has_padded_rows = dimensions.padded[-2] != dimensions.matrix[-2]
-        capture = MatmulCapture(dot, types, dimensions.column, has_padded_rows, order, target.cuda >= (12, 4))
+        has_gelu = target.cuda >= (12, 4)
+        capture = MatmulCapture(instruction, types, dimensions.column, has_padded_rows, walk.position, has_gelu)
         capture.collect()
         plan = capture.finish()
         places = capture.places(plan)
         assert isinstance(places, Places)  # `finish` takes no other
         if not self.context.consume_fuel():
-            return self._refusal("fuel", dot, "was left when the fuel ran out", "raise --fuel")
-        self.replace(computation, dot, operands, dimensions, plan, places, target)
+            return self._refusal("fuel", instruction, "was left when the fuel ran out", "raise --fuel")
+        self.replace(walk, instruction, operands, dimensions, plan, places, target)
         return None
 
     def operand(self, side: str, operand: HloInstruction) -> Dequantized | Refusal:
@@ -154,7 +134,7 @@ class GemmRewriter(Pass):
 
     def replace(
         self,
-        computation: HloComputation,
+        walk: Walk,
         dot: HloInstruction,
         operands: Sequence[Dequantized],
         dimensions: DotDimensions,
@@ -162,6 +142,7 @@ class GemmRewriter(Pass):
         places: Places,
         target: Target,
     ) -> None:
+        computation = walk.computation
         sources = [
             as_operand(operand.build_source(), groups)
             for operand, groups in zip(operands, (dimensions.lhs, dimensions.rhs), strict=True)
@@ -195,6 +176,7 @@ class GemmRewriter(Pass):
         origin, name = self.context.origin(dot), dot.name
         fused = _create(computation, dot, call, values, target)
         computation.transfer_control_dependencies(dot, fused)
+        replaced = with_operands((plan.output, *plan.aux))
         element = computation.create("get-tuple-element", result, [fused], attributes={"index": "0"})
         take_place(computation, plan.output, from_matrix(element, dimensions))
         for number, aux in enumerate(plan.aux, 1):
@@ -204,7 +186,7 @@ class GemmRewriter(Pass):
             if aux.shape.element_type != "f32":
                 amax = computation.create("convert", aux.shape, [amax], metadata_from=aux)
             take_place(computation, aux, amax)
-        computation.remove_dead()
+        walk.rewritten(fused, replaced)
         if name not in computation:
             computation.rename(fused, name)
         self.context.moved(fused, *origin)

@@ -7,11 +7,11 @@ activation, the amax, the result's scale. `MatmulCapture` takes the furthest out
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from xla_fp8.graph import Node
 from xla_fp8.hlo import HloInstruction
-from xla_fp8.passes.base import Refusal, described
+from xla_fp8.passes.base import Position, Refusal, described
 from xla_fp8.passes.dequantization import Scale
 from xla_fp8.passes.epilogue import Epilogue, EpilogueCapture, Op, Side, Step
 from xla_fp8.passes.values import ChannelVector, Scalar, channel_vector_of
@@ -70,7 +70,7 @@ class MatmulCapture(EpilogueCapture):
         operand_types: FP8 types of its operands.
         column: the dimension along which a bias runs; None where there is none.
         has_padded_rows: whether the call has rows that the dot has not.
-        order: position of every instruction of the computation, operands before users.
+        position: of an instruction in the computation, operands before users.
         has_gelu: whether the target's cuBLASLt can do gelu.
     """
 
@@ -82,10 +82,10 @@ class MatmulCapture(EpilogueCapture):
         operand_types: Sequence[str],
         column: int | None,
         has_padded_rows: bool,
-        order: dict[HloInstruction, int],
+        position: Callable[[HloInstruction], Position],
         has_gelu: bool,
     ) -> None:
-        super().__init__(dot, (), -1 if column is None else column, order, extended=True)
+        super().__init__(dot, (), -1 if column is None else column, position, extended=True)
         self.operand_types = tuple(operand_types)
         self.has_padded_rows = has_padded_rows
         self.has_gelu = has_gelu

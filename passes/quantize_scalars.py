@@ -43,10 +43,10 @@ class ScalarCapture:
         """
         Args:
             reductions: of the chain's x and its converts.
-            dependent: everything that depends on one of them.
+            dependent: what depends on one of them, as far as the cast.
         """
         self.reductions = {reduction.instruction: reduction for reduction in reductions}
-        self.dependent = dependent
+        self.dependent = set(dependent)
         self.captured: dict[HloInstruction, None] = {}
         self.externals: dict[HloInstruction, None] = {}
         for scale in chain.scales:
@@ -84,6 +84,7 @@ class ScalarCapture:
                     pending.append(user)
                 elif user not in self.captured and op_of(user) is not None and self._has_operands(user):
                     self.captured[user] = None
+                    self.dependent.add(user)
                     pending.append(user)
 
     def _has_operands(self, user: HloInstruction) -> bool:

@@ -6,7 +6,7 @@ a new instruction goes in before its first user, so that operands are always def
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from xla_fp8.hlo.attributes import AttributeMap
@@ -359,10 +359,14 @@ class HloComputation:
                 previous._next = instruction
             previous = instruction
 
-    def remove_dead(self) -> int:
-        """Removes what nobody uses: not the root, parameters, side effects or control predecessors. Counts them."""
+    def remove_dead(self, among: Iterable[HloInstruction] | None = None) -> int:
+        """Removes what nobody uses: not the root, parameters, side effects or control predecessors. Counts them.
+
+        Args:
+            among: looks only at these and at what they are computed from, so that the cost is what it removes.
+        """
         removed = 0
-        pending = self.instructions
+        pending = self.instructions if among is None else list(among)
         while pending:
             instruction = pending.pop()
             if (
