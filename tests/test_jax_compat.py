@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.extend.core
@@ -425,3 +426,36 @@ def test_files_that_are_hidden_are_not_the_users(tmp_path: Path) -> None:
     _jax_compat.hide_from_sources(str(ours.parent))
     assert not _jax_compat.is_user_file(str(ours))
     assert _jax_compat.is_user_file(str(theirs))
+
+
+def test_inline_ptx_reaches_the_kernel() -> None:
+    import jax.experimental.pallas.mosaic_gpu as plgpu
+    from jax.sharding import AbstractDevice, AbstractMesh
+
+    if not hasattr(jax.sharding, "use_abstract_mesh"):
+        pytest.skip("this JAX cannot lower for a device that is not there")
+
+    def kernel(x: Any, y: Any, shared: Any) -> None:
+        @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), plgpu.RefType()))  # type: ignore[no-untyped-call,untyped-decorator]
+        def run(_: Any, shared: Any, y: Any) -> None:
+            _jax_compat.inline_ptx("st.shared.b32 [$0], 7; red.global.add.u32 [$1], 1;", shared=[shared], pointers=[y])
+
+        run(shared, y)
+
+    call = plgpu.kernel(
+        kernel,
+        out_type=jax.ShapeDtypeStruct((4,), jnp.int32),
+        scratch_types=[plgpu.SMEM((4,), jnp.int32)],
+        grid=(1,),
+        grid_names=("program",),
+        num_threads=1,
+        thread_name="warpgroup",
+        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
+    )
+    try:  # JAX 0.10 asks for no platform
+        device = AbstractDevice(device_kind="NVIDIA H200", num_cores=132, platform="gpu")
+    except TypeError:
+        device = AbstractDevice(device_kind="NVIDIA H200", num_cores=132)
+    with jax.sharding.use_abstract_mesh(AbstractMesh((), (), abstract_device=device)):
+        traced = jax.jit(call).trace(jax.ShapeDtypeStruct((4,), jnp.int32))
+        assert "st.shared.b32" in traced.lower(lowering_platforms=("cuda",)).as_text()

@@ -19,6 +19,7 @@ from xla_fp8.backends.protocol import Yes
 from xla_fp8.backends.quantize.atomic import Atomic
 from xla_fp8.backends.quantize.choice import fastest
 from xla_fp8.backends.quantize.reduction import Reduction
+from xla_fp8.backends.quantize.resident import Resident
 from xla_fp8.backends.quantize.single_pass import SinglePass
 from xla_fp8.backends.registry import platform_name
 from xla_fp8.quantization.errors import QuantizationError
@@ -105,7 +106,7 @@ class Lax:
         )
 
 
-ALGORITHMS: tuple[Algorithm, ...] = (Lax(), Atomic(), Reduction(), SinglePass())
+ALGORITHMS: tuple[Algorithm, ...] = (Lax(), Atomic(), Reduction(), SinglePass(), Resident())
 
 
 def choose(name: str, request: Request) -> Algorithm:
