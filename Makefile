@@ -3,6 +3,7 @@
 #   make nightly     2,000 random networks under jax.jit and xla_fp8.jit, others each time; a failure names its seed
 #   make lint        ruff, mypy --strict, import-linter
 #   make demo        a real JAX program, dumped, rewritten and explained
+#   make docs        the documentation as a site, in build/site; warnings are errors
 #   make docs-check  links, anchors and Python blocks of the documentation
 #   make validate    tests/hopper on the GPU at hand, and their report: build/validation.md
 #   make bench       the benchmark of the HLO reader and printer, against jaxlib's own
@@ -21,7 +22,7 @@ BIN := $(VENV)/bin
 # passes/ -> xla_fp8.passes of an editable install.
 INSTALLED := build/installed
 
-.PHONY: test nightly lint demo docs-check bench validate clean
+.PHONY: test nightly lint demo docs docs-check bench validate clean
 
 test: $(VENV)/.stamp-test
 	$(BIN)/pytest -n auto --maxprocesses=8 --dist=loadgroup $(PYTEST_ARGS)
@@ -39,6 +40,9 @@ lint: $(VENV)/.stamp-lint
 
 demo: $(VENV)/.stamp-base
 	$(BIN)/python examples/demo.py
+
+docs: $(VENV)/.stamp-docs
+	$(BIN)/mkdocs build --quiet --strict
 
 docs-check: $(VENV)/.stamp-test
 	$(BIN)/pytest tests/test_docs.py

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import inspect
 import itertools
 import re
 import tempfile
@@ -19,6 +21,7 @@ from xla_fp8.graph import OPS
 
 run_pages = load_script("docs/run_pages.py")
 make_diagrams = load_script("docs/make_diagrams.py")
+make_api = load_script("docs/make_api.py")
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 
 
@@ -110,6 +113,63 @@ def test_the_table_of_graph_ops_is_that_of_the_source() -> None:
 def test_diagrams_are_drawn_from_the_source(name: str) -> None:
     drawn = make_diagrams.FILES[name]()
     assert (make_diagrams.DIAGRAMS / name).read_text() == drawn, "run: python docs/make_diagrams.py"
+
+
+def test_every_page_is_in_the_navigation_of_the_site() -> None:
+    shown = set(re.findall(r"\b([\w-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE))
+    assert {page.name for page in (ROOT / "docs").glob("*.md")} <= shown
+    assert set(make_api.pages()) <= shown
+
+
+@pytest.mark.parametrize("name", make_api.MODULES)
+def test_every_public_name_has_a_docstring(name: str) -> None:
+    module = importlib.import_module(name)
+    public = {n: getattr(module, n) for n in make_api.public_names(module)}
+    assert [n for n, value in public.items() if callable(value) and not inspect.getdoc(value)] == []
+
+
+DOCSTRING = """
+Adds, as in::
+
+    add(1, 2)
+
+Args:
+    a, b: numbers, one of which
+        may be large.
+
+Returns:
+    The sum.
+
+Raises:
+    TypeError: no number.
+
+More.
+"""
+
+MARKDOWN = """\
+Adds, as in:
+
+    add(1, 2)
+
+**Args**
+
+- `a, b`: numbers, one of which
+  may be large.
+
+**Returns**
+
+The sum.
+
+**Raises**
+
+- `TypeError`: no number.
+
+More.
+"""
+
+
+def test_a_docstring_becomes_markdown() -> None:
+    assert make_api.rendered(inspect.cleandoc(DOCSTRING)) == MARKDOWN
 
 
 def test_every_rule_of_a_refusal_has_its_row() -> None:
