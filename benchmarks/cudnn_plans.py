@@ -231,11 +231,13 @@ class Row:
     def compile_best(self) -> None:
         function = ffi.implementation(self.call, self.best, self.built[self.best].workspace)
         lowered = Program(function, self.operands, {}).lower()
+        self.inputs = Inputs(self.shape.product[2])
+        self.inputs.prepare(self.operands)
         for name, options in (("graphs", {}), ("launches", NO_GRAPHS)):
             self.compile(name, lowered, options)
 
     def time_programs(self) -> None:
-        arguments = Inputs(self.shape.product[2]).of(self.operands)
+        arguments = self.inputs.of(self.operands)
         jax.block_until_ready(arguments)
         each = calls(self.operands)
         contestants = {name: Contestant(program, arguments, each) for name, program in self.compiled.items()}

@@ -124,8 +124,7 @@ class FakeGraph:
         self.asked = 0
 
     def create_execution_plans(self, modes: list[str]) -> None:
-        if modes == ["FALLBACK"]:
-            raise RuntimeError("No valid engine configs")
+        assert modes != ["FALLBACK"], "the others have plans"
 
     def create_execution_plan(self, engine: int, knobs: dict[str, int]) -> None:
         if engine > 4:
@@ -209,6 +208,21 @@ def test_plans_are_listed_once_and_built_once(fake: FakeCudnn) -> None:
     assert fake.log == ["build eng2"]
 
 
+def test_the_fallback_is_asked_where_no_heuristic_proposes_a_plan(
+    fake: FakeCudnn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def create_execution_plans(graph: FakeGraph, modes: list[str]) -> None:
+        asked.extend(modes)
+        if modes != ["FALLBACK"]:
+            raise RuntimeError("No valid engine configs")
+
+    monkeypatch.setattr(FakeGraph, "create_execution_plans", create_execution_plans)
+    assert plans.DevicePlans(0).names(TEXT)[:3] == ("eng0", "eng1", "eng2")
+    assert asked == ["A", "B", "FALLBACK"]
+
+
 def test_without_a_name_the_first_that_builds_is_taken(fake: FakeCudnn) -> None:
     assert plans.DevicePlans(0).plan(TEXT).name == "eng1"
     assert fake.log == ["build eng0", "build eng1"]
@@ -265,7 +279,9 @@ def test_plans_are_timed_once_on_the_device_and_the_fastest_stand_first(
 ) -> None:
     device, call, target = plans.DevicePlans(0), call_text.decode(TEXT), Target.parse("h200")
     monkeypatch.setattr(plans, "on_device", lambda ordinal: device)
-    assert device.times(TEXT) == {"eng2": 20.0, "eng2_k24=17": 20.0, "eng1": 30.0}, "eng0 does not build"
+    assert device.times(TEXT, CudnnBackend().workspace_limit) == {"eng2": 20.0, "eng2_k24=17": 20.0, "eng1": 30.0}, (
+        "eng0 does not build"
+    )
     launches = len(fake.log)
     assert CudnnBackend().configs(call, target) == (Plan("eng2"), Plan("eng2_k24=17")), "eng1 is far behind"
     assert len(fake.log) == launches
