@@ -15,6 +15,12 @@ if TYPE_CHECKING:
     from xla_fp8.api.jit import jit
     from xla_fp8.api.rewrite import rewrite
     from xla_fp8.functions import conv_general_dilated, saturating_cast
+    from xla_fp8.models.calibrate import calibrate
+    from xla_fp8.models.convert import convert
+    from xla_fp8.models.errors import MissingPackageError, ModelError, NothingConvertedWarning
+    from xla_fp8.models.recipe import Recipe
+    from xla_fp8.models.report import conversion_report
+    from xla_fp8.models.scaling import split_scaling, update_scaling
     from xla_fp8.quantization.delayed import DelayedScale, DelayedScaling
     from xla_fp8.quantization.dot import dot_general
     from xla_fp8.quantization.errors import DifferentiationError, QuantizationError
@@ -33,12 +39,19 @@ __all__ = [
     "DumpWarning",
     "FallbackWarning",
     "Float8",
+    "MissingPackageError",
+    "ModelError",
     "NotRewrittenError",
+    "NothingConvertedWarning",
     "QuantizationError",
+    "Recipe",
     "UntraceableError",
     "XlaFp8Error",
     "__version__",
+    "calibrate",
     "conv_general_dilated",
+    "conversion_report",
+    "convert",
     "dot_general",
     "explain",
     "fake_quantize",
@@ -48,6 +61,8 @@ __all__ = [
     "quantize",
     "rewrite",
     "saturating_cast",
+    "split_scaling",
+    "update_scaling",
 ]
 
 _HOME = {
@@ -57,10 +72,17 @@ _HOME = {
     "DumpWarning": "xla_fp8.tracing.errors",
     "FallbackWarning": "xla_fp8.tracing.errors",
     "Float8": "xla_fp8.quantization.float8",
+    "MissingPackageError": "xla_fp8.models.errors",
+    "ModelError": "xla_fp8.models.errors",
     "NotRewrittenError": "xla_fp8.tracing.errors",
+    "NothingConvertedWarning": "xla_fp8.models.errors",
     "QuantizationError": "xla_fp8.quantization.errors",
+    "Recipe": "xla_fp8.models.recipe",
     "UntraceableError": "xla_fp8.tracing.errors",
+    "calibrate": "xla_fp8.models.calibrate",
     "conv_general_dilated": "xla_fp8.functions",
+    "conversion_report": "xla_fp8.models.report",
+    "convert": "xla_fp8.models.convert",
     "dot_general": "xla_fp8.quantization.dot",
     "explain": "xla_fp8.api.explain",
     "fake_quantize": "xla_fp8.quantization.fake_quantize",
@@ -70,6 +92,8 @@ _HOME = {
     "quantize": "xla_fp8.quantization.quantize",
     "rewrite": "xla_fp8.api.rewrite",
     "saturating_cast": "xla_fp8.functions",
+    "split_scaling": "xla_fp8.models.scaling",
+    "update_scaling": "xla_fp8.models.scaling",
 }
 """Where each public name lives."""
 

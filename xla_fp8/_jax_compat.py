@@ -9,6 +9,7 @@ XLA's parser is C++ and aborts the process on some bad text: text from a user go
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import io
@@ -381,6 +382,20 @@ def close_equations(invars: Sequence[Any], outvars: Sequence[Any], equations: Se
     return core.ClosedJaxpr(jaxpr, ())
 
 
+def trace(function: Callable[..., Sequence[Any]], avals: Sequence[Any], name: str) -> Any:
+    """The closed jaxpr of a function of arrays that returns a sequence of arrays.
+
+    `jax.make_jaxpr` looks at signatures, trees and its cache first, which takes half a millisecond.
+    """
+    from jax.extend import core
+
+    debug_info = core.DebugInfo(name, name, tuple(f"input{i}" for i in range(len(avals))), None)
+    wrapped = _private("jax._src.linear_util", "wrap_init")(function, debug_info=debug_info)
+    tracing = _private("jax._src.interpreters.partial_eval", "trace_to_jaxpr_dynamic")
+    jaxpr, _, constants = tracing(wrapped, list(avals))
+    return core.ClosedJaxpr(jaxpr, constants)
+
+
 def fresh_variable(aval: Any) -> Any:
     """A variable that no jaxpr has yet."""
     from jax.extend import core
@@ -489,6 +504,33 @@ def parameters_of_jit() -> dict[str, Any]:
 
     (equation,) = open_jaxpr(jax.make_jaxpr(jax.jit(lambda: ()))()).eqns
     return dict(equation.params)
+
+
+@contextlib.contextmanager
+def context_of(equation: Any) -> Iterator[None]:
+    """Within it, what is bound has the equation's source, its scopes behind the current ones, and its context."""
+    info = equation.source_info
+    stack = _private("jax._src.source_info_util", "current_name_stack")() + info.name_stack
+    user_context = _private("jax._src.source_info_util", "user_context")
+    with user_context(info.traceback, name_stack=stack), equation.ctx.manager:
+        yield
+
+
+def bind_equation(equation: Any, operands: Sequence[Any]) -> list[Any]:
+    """The results of an equation, bound anew as JAX's own evaluation of a jaxpr does."""
+    with context_of(equation):
+        parameters = equation.primitive.get_bind_params(equation.params)
+        results = equation.primitive.bind(*operands, **parameters)
+    return list(results) if equation.primitive.multiple_results else [results]
+
+
+def like_jaxpr(closed: Any, original: Any) -> Any:
+    """A closed jaxpr, opened if the original is open. An open one has no place for constants."""
+    if isinstance(original, type(closed)):
+        return closed
+    if closed.consts:
+        raise JaxApiError("a jaxpr with constants cannot take the place of an open one")
+    return open_jaxpr(closed)
 
 
 def vmapped_examples(x: Any) -> int:
@@ -748,6 +790,29 @@ def inline_ptx(text: str, shared: Sequence[Any], pointers: Sequence[Any]) -> Non
     operands += [llvm.ptrtoint(bits64, address(ref)) for ref in pointers]
     constraints = ",".join(["r"] * len(shared) + ["l"] * len(pointers) + ["~{memory}"])
     llvm.inline_asm(ir.Type.parse("!llvm.void"), operands, text, constraints, has_side_effects=True)
+
+
+def load_transposed(ref: Any, layout: Any, shape: tuple[int, int]) -> Any:
+    """Loads the transpose of a matrix in shared memory where `plgpu.inline_mgpu` builds code, element by element.
+
+    Args:
+        ref: the reference that `inline_mgpu` hands over, [columns, rows].
+        layout: of the result: a `plgpu.Layout.TILED` whose vectors lie along the last dimension.
+        shape: of the result, [rows, columns].
+    """
+    import numpy as np
+
+    ir = _private("jaxlib.mlir", "ir")
+    arith, memref, vector = (_private("jaxlib.mlir.dialects", name) for name in ("arith", "memref", "vector"))
+    layout = layout.to_mgpu()
+    registers = np.empty(layout.registers_shape(shape), dtype=object)
+    type = ir.VectorType.get((layout.vector_length,), ir.MemRefType(ref.type).element_type)
+    offsets = [arith.constant(ir.IndexType.get(), i) for i in range(layout.vector_length)]
+    for register, (row, column) in zip(np.ndindex(registers.shape), layout.thread_idxs(shape), strict=True):
+        values = [memref.load(ref, [arith.addi(column, offset), row]) for offset in offsets]
+        registers[register] = vector.from_elements(type, values)
+    array = _private("jax.experimental.mosaic.gpu", "FragmentedArray")
+    return array(_registers=registers, _layout=layout, _is_signed=None)
 
 
 # Programs of several processes: the coordination service's key-value store.

@@ -27,7 +27,7 @@ from xla_fp8.quantization.derivatives import link, straight_through
 from xla_fp8.quantization.dot import DimensionNumbers
 from xla_fp8.quantization.errors import QuantizationError
 from xla_fp8.quantization.float8 import Float8
-from xla_fp8.quantization.numerics import fp8_dtype
+from xla_fp8.quantization.numerics import amax_of, fp8_dtype
 from xla_fp8.quantization.quantize import quantize
 
 
@@ -41,6 +41,7 @@ def fp8_dot(
     gradient_dtype: DTypeLike = jnp.float8_e5m2,
     power_of_two: bool = False,
     preferred_element_type: DTypeLike | None = None,
+    scale_across_vmap: bool = False,
 ) -> jax.Array:
     """A matmul in FP8 that can be trained through: quantizes lhs and rhs, and backward the gradient of the result.
 
@@ -54,6 +55,8 @@ def fp8_dot(
         gradient_dtype: FP8 type of the gradient of the result.
         power_of_two: dynamic scales are powers of two.
         preferred_element_type: type of the result; that of lhs and rhs, promoted, if None. The dot is in f32.
+        scale_across_vmap: under jax.vmap a dynamic scale is that of all examples together, as of a batch dimension, and
+            not one for each: what FP8 convolutions and matmuls take. It is that of the innermost vmap.
 
     Raises:
         QuantizationError: an operand of another type.
@@ -64,7 +67,7 @@ def fp8_dot(
     dot = _Dot(
         ((tuple(contracted[0]), tuple(contracted[1])), (tuple(batch[0]), tuple(batch[1]))),
     )
-    return _call(dot, lhs, rhs, scaling, dtype, gradient_dtype, power_of_two, preferred_element_type)
+    return _call(dot, lhs, rhs, scaling, dtype, gradient_dtype, power_of_two, preferred_element_type, scale_across_vmap)
 
 
 def fp8_conv(
@@ -83,6 +86,7 @@ def fp8_conv(
     gradient_dtype: DTypeLike = jnp.float8_e5m2,
     power_of_two: bool = False,
     preferred_element_type: DTypeLike | None = None,
+    scale_across_vmap: bool = False,
     filter_gradient_dtype: DTypeLike = jnp.bfloat16,
 ) -> jax.Array:
     """A convolution in FP8 that can be trained through: quantizes input and filter, and backward the gradient.
@@ -94,7 +98,7 @@ def fp8_conv(
         lhs, rhs: input and filter, float32, bfloat16 or float16.
         window_strides, padding, lhs_dilation, rhs_dilation, dimension_numbers, feature_group_count,
         batch_group_count: as jax.lax.conv_general_dilated has them.
-        scaling, dtype, gradient_dtype, power_of_two, preferred_element_type: as `fp8_dot` has them.
+        scaling, dtype, gradient_dtype, power_of_two, preferred_element_type, scale_across_vmap: as `fp8_dot` has them.
         filter_gradient_dtype: bfloat16 holds every FP8 number; the sum is rounded to it.
 
     Raises:
@@ -111,7 +115,9 @@ def fp8_conv(
         batch_group_count,
         jnp.dtype(filter_gradient_dtype),
     )
-    return _call(conv, lhs, rhs, scaling, dtype, gradient_dtype, power_of_two, preferred_element_type)
+    return _call(
+        conv, lhs, rhs, scaling, dtype, gradient_dtype, power_of_two, preferred_element_type, scale_across_vmap
+    )
 
 
 # What is contracted
@@ -220,12 +226,13 @@ def _transposed(function: Any, operand: Cast, cotangent: jax.Array, dtype: DType
 
 @dataclasses.dataclass(frozen=True)
 class _Recipe:
-    """What is static of one call. dtypes and power_of_two are those of dynamic scales."""
+    """What is static of one call. All but contraction and result are of dynamic scales."""
 
     contraction: Contraction
     dtype: np.dtype[np.generic]
     gradient_dtype: np.dtype[np.generic]
     power_of_two: bool
+    across_vmap: bool
     result: np.dtype[np.generic]
 
 
@@ -238,6 +245,7 @@ def _call(
     gradient_dtype: DTypeLike,
     power_of_two: bool,
     preferred_element_type: DTypeLike | None,
+    across_vmap: bool,
 ) -> jax.Array:
     operands: list[tuple[Any, str]] = [(lhs, "lhs"), (rhs, "rhs")]
     for operand, name in operands:
@@ -248,7 +256,7 @@ def _call(
             )
     lhs, rhs = jnp.asarray(lhs), jnp.asarray(rhs)
     result = jnp.dtype(preferred_element_type or jnp.result_type(lhs, rhs))
-    recipe = _Recipe(contraction, fp8_dtype(dtype), fp8_dtype(gradient_dtype), power_of_two, result)
+    recipe = _Recipe(contraction, fp8_dtype(dtype), fp8_dtype(gradient_dtype), power_of_two, across_vmap, result)
     return _contract(recipe, lhs, rhs, scaling)
 
 
@@ -259,15 +267,15 @@ def _contract(recipe: _Recipe, lhs: jax.Array, rhs: jax.Array, scaling: DelayedS
 
 def _forward(recipe: _Recipe, lhs: jax.Array, rhs: jax.Array, scaling: DelayedScaling | None) -> tuple[jax.Array, Any]:
     states = _states(lax.stop_gradient(scaling))
-    left, left_amax = _cast(lhs, recipe.dtype, recipe.power_of_two, states[0])
-    right, right_amax = _cast(rhs, recipe.dtype, recipe.power_of_two, states[1])
+    left, left_amax = _cast(lhs, recipe, recipe.dtype, states[0])
+    right, right_amax = _cast(rhs, recipe, recipe.dtype, states[1])
     y = recipe.contraction.forward(left, right).astype(recipe.result)
     return y, (left, right, states, (left_amax, right_amax))
 
 
 def _backward(recipe: _Recipe, residuals: Any, g: jax.Array) -> tuple[jax.Array, jax.Array, DelayedScaling | None]:
     left, right, states, amaxes = residuals
-    gradient, amax = _cast(g, recipe.gradient_dtype, recipe.power_of_two, states[2])
+    gradient, amax = _cast(g, recipe, recipe.gradient_dtype, states[2])
     observed = None
     if states[2] is not None:
         observed = DelayedScaling(*map(observation, states, (*amaxes, amax)))
@@ -287,11 +295,24 @@ def _states(scaling: DelayedScaling | None) -> tuple[DelayedScale | None, ...]:
 
 
 def _cast(
-    x: jax.Array, dtype: np.dtype[np.generic], power_of_two: bool, state: DelayedScale | None
+    x: jax.Array, recipe: _Recipe, dtype: np.dtype[np.generic], state: DelayedScale | None
 ) -> tuple[Cast, jax.Array | None]:
     """x quantized, and with delayed scaling its amax."""
     constant = lax.stop_gradient(x)
     if state is None:
-        return Cast(quantize(constant, dtype, power_of_two=power_of_two), link(x)), None
+        amax = _amax_of_all_examples(constant) if recipe.across_vmap else None
+        return Cast(quantize(constant, dtype, amax=amax, power_of_two=recipe.power_of_two), link(x)), None
     q, amax = quantize(constant, state.rule.dtype, scale=state.scale, return_amax=True)
     return Cast(q, link(x)), amax
+
+
+@jax.custom_batching.custom_vmap
+def _amax_of_all_examples(x: jax.Array) -> jax.Array:
+    """amax_of(x), under jax.vmap of the whole batch. Behind the innermost vmap it is the plain maximum, which
+    passes and kernels know."""
+    return amax_of(x)
+
+
+@_amax_of_all_examples.def_vmap
+def _amax_of_all_examples_vmap(axis_size: int, batched: Any, x: jax.Array) -> tuple[jax.Array, bool]:
+    return amax_of(x), False

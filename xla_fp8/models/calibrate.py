@@ -1,0 +1,151 @@
+"""calibrate: a model with fixed scales from sample batches, its weights in FP8, for inference."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from xla_fp8.models.contraction import Contraction
+from xla_fp8.models.convert import Call, arguments_of, call_model, watched, with_operators
+from xla_fp8.models.errors import ModelError
+from xla_fp8.models.framework import framework_of
+from xla_fp8.models.functions import ConvertedFunction
+from xla_fp8.models.operators import Infer, Operator, State, StaticScales, Wide, call_size, quantized_weight
+from xla_fp8.models.plan import Filter, Layer, Plan, filter_of
+from xla_fp8.models.recipe import Recipe
+from xla_fp8.quantization.numerics import ScaleRule, amax_of
+
+
+def calibrate(
+    model: Any,
+    batches: Iterable[Any],
+    recipe: Recipe | str = "static",
+    *,
+    filter: Filter = None,
+    call: Call | None = None,
+    variables: Mapping[str, Any] | None = None,
+) -> Any:
+    """Runs sample batches through a model, and returns it with the scales that they ask for, fixed, for inference.
+
+    The weights of its FP8 layers are quantized once and kept in FP8: a quarter of the bytes of float32. It has no
+    derivative with respect to what flows through them.
+
+    Args:
+        model: an NNX, Linen or Equinox module, or a function; converted (after training in FP8) or not. It stays.
+        batches: arguments of calls, each an array, or a tuple where they are several. All are run, in float32 or
+            whatever the model computes in; how it is called is up to `call`, which may be jitted.
+        recipe: its scaling counts as "static".
+        filter: as `convert` has it.
+        call: (model, *batch) → anything; model(*batch) if None, of a Linen module model.apply(variables, *batch).
+        variables: of a Linen module.
+
+    Returns:
+        The model; of a Linen module (model, variables), and of a plain function, whose weights are arguments that it
+        cannot keep, a function that quantizes them with fixed scales.
+
+    Raises:
+        ModelError: no batches, a tensor that is not finite, or a Linen module without its variables.
+    """
+    recipe = dataclasses.replace(Recipe.of(recipe), scaling="static")
+    framework = framework_of(model)
+    is_linen = framework is not None and framework.is_traced
+    if is_linen and variables is None:
+        raise ModelError("a Linen module does not hold its variables: calibrate(model, batches, variables=variables)")
+    if call is None:
+        call = call_model if variables is None else functools.partial(_apply, variables)
+    seen = _watch(model, batches, call)
+    known = {} if framework is None or is_linen else {layer.name: layer for layer in framework.layers(model)}
+    layers = [layer.of(known.get(name)) for name, layer in seen.items()]
+    plan = Plan(recipe, filter_of(filter))([*layers, *(k for name, k in known.items() if name not in seen)])
+    operators: dict[str, Operator] = {
+        name: operator if isinstance(operator, Wide) else Infer(name, recipe) for name, operator in plan.items()
+    }
+    chosen = {name: seen[name] for name, operator in operators.items() if isinstance(operator, Infer)}
+    if framework is None:
+        found = with_operators(model, list(operators.values()))
+        assert isinstance(found, ConvertedFunction)
+        return dataclasses.replace(found, states={name: layer.scales(name, recipe) for name, layer in chosen.items()})
+    if is_linen:
+        assert variables is not None
+        return framework.replaced(model, operators, *_fixed(chosen, recipe, framework, variables), variables)
+    return framework.replaced(model, operators, *_fixed(chosen, recipe, framework, model))
+
+
+@dataclasses.dataclass
+class _Seen:
+    """What a layer was called with."""
+
+    name: str
+    contraction: Contraction
+    layer: Layer
+    lhs: float = 0.0
+    rhs: float = 0.0
+
+    def of(self, known: Layer | None) -> Layer:
+        """The layer, with what its framework knows."""
+        return self.layer if known is None else dataclasses.replace(known, size=self.layer.size)
+
+    def scales(self, name: str, recipe: Recipe) -> StaticScales:
+        """Of tensors; Python's numbers, which may stand in any jaxpr."""
+        fixed = dataclasses.replace(recipe, margin=0.0)  # what does not change needs no room
+        return StaticScales(_scale(name, self.lhs, recipe), _scale(name, self.rhs, fixed))
+
+
+def _watch(model: Any, batches: Iterable[Any], call: Call) -> dict[str, _Seen]:
+    """What each layer was called with, in the order of the first calls."""
+    seen: dict[str, _Seen] = {}
+
+    def note(name: str, lhs: Any, rhs: Any) -> None:
+        layer = seen[name]
+        layer.lhs = float(np.maximum(layer.lhs, lhs))  # a NaN stays
+        layer.rhs = float(np.maximum(layer.rhs, rhs))
+
+    def watch(name: str, contraction: Contraction, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+        size = call_size(contraction, lhs, rhs)
+        before = seen.get(name)
+        if before is None or before.layer.size is None or size.flops > before.layer.size.flops:
+            layer = Layer(name, contraction.kind, rhs.shape, size)
+            seen[name] = _Seen(name, contraction, layer, *((before.lhs, before.rhs) if before else ()))
+        # A callback, because what a transformation inside the model traces could not leave it otherwise.
+        jax.debug.callback(functools.partial(note, name), amax_of(lhs), amax_of(rhs))
+        return contraction.wide(lhs, rhs)
+
+    spied = watched(model, watch)
+    ran = False
+    for batch in batches:
+        call(spied, *arguments_of(batch))
+        ran = True
+    jax.effects_barrier()  # type: ignore[no-untyped-call]
+    if not ran:
+        raise ModelError("there are no batches: scales come from what flows through the model, so hand over a few")
+    return seen
+
+
+def _fixed(
+    chosen: Mapping[str, _Seen], recipe: Recipe, framework: Any, holder: Any
+) -> tuple[dict[str, State], dict[str, jax.Array]]:
+    """The states and the FP8 weights of the layers; `holder` has the wide ones."""
+    states: dict[str, State] = {}
+    weights: dict[str, jax.Array] = {}
+    for name, layer in chosen.items():
+        quantized = quantized_weight(framework.weight(holder, name), layer.contraction, recipe)
+        states[name] = StaticScales(jnp.float32(_scale(name, layer.lhs, recipe)), quantized.scale)
+        weights[name] = quantized.row_major()
+    return states, weights
+
+
+def _scale(name: str, amax: float, recipe: Recipe) -> Any:
+    if not np.isfinite(amax):
+        raise ModelError(f"{name}: a batch brought values that are not finite; leave such batches out")
+    _, scale = ScaleRule(jnp.dtype(recipe.dtype), recipe.power_of_two).of_amax(jnp.float32(amax * 2.0**recipe.margin))
+    return np.float32(scale)
+
+
+def _apply(variables: Mapping[str, Any], model: Any, *batch: Any) -> Any:
+    return model.apply(variables, *batch)

@@ -1,0 +1,210 @@
+"""A convolution or a dot, as a layer calls it: what is static of the call, and the ways to compute it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.typing import DTypeLike
+
+from xla_fp8.models.errors import ModelError
+from xla_fp8.models.recipe import Recipe
+from xla_fp8.quantization.delayed import DelayedScaling
+from xla_fp8.quantization.training import fp8_conv, fp8_dot
+
+Kind = Literal["conv", "dot"]
+Shape = tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+    """How much arithmetic a contraction is.
+
+    Attributes:
+        flops: a multiply and an add are two.
+        inputs, outputs: channels that are summed over (of one group; without the window's positions), and made.
+        groups: of a grouped convolution.
+    """
+
+    flops: int
+    inputs: int
+    outputs: int
+    groups: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Contraction:
+    """A function of an input (lhs) and a weight (rhs) that is linear in each.
+
+    Attributes:
+        arguments: what it is, in the words of `jax.lax`.
+        preferred_element_type: of the result, as `jax.lax` has it.
+        precision, out_sharding: as `jax.lax` has them; of the wide contraction alone.
+    """
+
+    kind: ClassVar[Kind]
+    arguments: Mapping[str, Any]
+    preferred_element_type: DTypeLike | None = None
+    precision: Any = None
+    out_sharding: Any = None
+
+    def wide(self, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+        """As JAX computes it."""
+        raise NotImplementedError
+
+    def trained(
+        self, lhs: jax.Array, rhs: jax.Array, recipe: Recipe, scaling: DelayedScaling | None, across_vmap: bool
+    ) -> jax.Array:
+        """As fp8_conv or fp8_dot computes it; `across_vmap` as they have it."""
+        raise NotImplementedError
+
+    def size(self, lhs: Shape, rhs: Shape) -> Size:
+        """Of operands of these shapes."""
+        raise NotImplementedError
+
+    def summed(self, rhs: Shape) -> Shape:
+        """Dimensions of the weight that are summed over: the others are output channels."""
+        raise NotImplementedError
+
+    def along_output(self, factors: jax.Array, ndim: int) -> jax.Array:
+        """One number for each output channel, of the weight's rank with 1 where it sums, shaped to scale the result.
+
+        Args:
+            ndim: dimensions of the result.
+        """
+        raise NotImplementedError
+
+    def _wide_options(self) -> dict[str, Any]:
+        options = {"preferred_element_type": self.preferred_element_type, "precision": self.precision}
+        return options if self.out_sharding is None else options | {"out_sharding": self.out_sharding}
+
+    def _trained_options(self, recipe: Recipe, scaling: DelayedScaling | None, across_vmap: bool) -> dict[str, Any]:
+        if self.out_sharding is not None:
+            raise ModelError(
+                f"out_sharding={self.out_sharding} of a {self.kind} in FP8: reshard the layer's output instead"
+            )
+        return {
+            "preferred_element_type": self.preferred_element_type,
+            "scaling": scaling,
+            "dtype": recipe.dtype,
+            "gradient_dtype": recipe.gradient_dtype,
+            "power_of_two": recipe.power_of_two,
+            "scale_across_vmap": across_vmap,
+        }
+
+    def result_dtype(self, lhs: jax.Array) -> np.dtype[Any]:
+        """The result's type where the weight is FP8 already."""
+        return jnp.dtype(self.preferred_element_type or lhs.dtype)
+
+
+def abstract(shape: Shape, dtype: DTypeLike, *, weak_type: bool = False) -> Any:
+    """An array's shape and type without the array."""
+    return jax.ShapeDtypeStruct(shape, dtype, weak_type=weak_type)  # type: ignore[no-untyped-call]
+
+
+class Conv(Contraction):
+    """`jax.lax.conv_general_dilated`."""
+
+    kind = "conv"
+
+    @staticmethod
+    def of(
+        lhs: Any,
+        rhs: Any,
+        window_strides: Sequence[int],
+        padding: Any,
+        lhs_dilation: Sequence[int] | None = None,
+        rhs_dilation: Sequence[int] | None = None,
+        dimension_numbers: Any = None,
+        feature_group_count: int = 1,
+        batch_group_count: int = 1,
+        precision: Any = None,
+        preferred_element_type: DTypeLike | None = None,
+        out_sharding: Any = None,
+    ) -> Conv:
+        """From the arguments of `jax.lax.conv_general_dilated`."""
+        arguments = {
+            "window_strides": tuple(window_strides),
+            "padding": padding if isinstance(padding, str) else tuple((low, high) for low, high in padding),
+            "lhs_dilation": lhs_dilation and tuple(lhs_dilation),
+            "rhs_dilation": rhs_dilation and tuple(rhs_dilation),
+            "dimension_numbers": lax.conv_dimension_numbers(lhs.shape, rhs.shape, dimension_numbers),
+            "feature_group_count": feature_group_count,
+            "batch_group_count": batch_group_count,
+        }
+        return Conv(arguments, preferred_element_type, precision, out_sharding)
+
+    def wide(self, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+        return lax.conv_general_dilated(lhs, rhs, **self.arguments, **self._wide_options())
+
+    def trained(
+        self, lhs: jax.Array, rhs: jax.Array, recipe: Recipe, scaling: DelayedScaling | None, across_vmap: bool
+    ) -> jax.Array:
+        return fp8_conv(lhs, rhs, **self.arguments, **self._trained_options(recipe, scaling, across_vmap))
+
+    def size(self, lhs: Shape, rhs: Shape) -> Size:
+        numbers = self.arguments["dimension_numbers"]
+        groups = self.arguments["feature_group_count"] * self.arguments["batch_group_count"]
+        operands = [abstract(shape, jnp.float32) for shape in (lhs, rhs)]
+        result = jax.eval_shape(self.wide, *operands)
+        outputs, inputs, *window = (rhs[dimension] for dimension in numbers.rhs_spec)
+        return Size(2 * math.prod(result.shape) * inputs * math.prod(window), inputs, outputs, groups)
+
+    def summed(self, rhs: Shape) -> Shape:
+        return tuple(self.arguments["dimension_numbers"].rhs_spec[1:])
+
+    def along_output(self, factors: jax.Array, ndim: int) -> jax.Array:
+        channel = self.arguments["dimension_numbers"].out_spec[1]
+        return factors.reshape([-1 if dimension == channel else 1 for dimension in range(ndim)])
+
+
+class Dot(Contraction):
+    """`jax.lax.dot_general`."""
+
+    kind = "dot"
+
+    @staticmethod
+    def of(
+        lhs: Any,
+        rhs: Any,
+        dimension_numbers: Any,
+        precision: Any = None,
+        preferred_element_type: DTypeLike | None = None,
+        *,
+        out_sharding: Any = None,
+    ) -> Dot:
+        """From the arguments of `jax.lax.dot_general`."""
+        contracted, batch = dimension_numbers
+        numbers = tuple(tuple(tuple(dimensions) for dimensions in pair) for pair in (contracted, batch))
+        return Dot({"dimension_numbers": numbers}, preferred_element_type, precision, out_sharding)
+
+    def wide(self, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+        return lax.dot_general(lhs, rhs, **self.arguments, **self._wide_options())
+
+    def trained(
+        self, lhs: jax.Array, rhs: jax.Array, recipe: Recipe, scaling: DelayedScaling | None, across_vmap: bool
+    ) -> jax.Array:
+        return fp8_dot(lhs, rhs, **self.arguments, **self._trained_options(recipe, scaling, across_vmap))
+
+    def size(self, lhs: Shape, rhs: Shape) -> Size:
+        (left, right), (_, right_batch) = self.arguments["dimension_numbers"]
+        inputs = math.prod(lhs[dimension] for dimension in left)
+        outputs = math.prod(rhs) // math.prod(rhs[dimension] for dimension in (*right, *right_batch))
+        return Size(2 * math.prod(lhs) * outputs, inputs, outputs)
+
+    def summed(self, rhs: Shape) -> Shape:
+        return tuple(self.arguments["dimension_numbers"][0][1])
+
+    def along_output(self, factors: jax.Array, ndim: int) -> jax.Array:
+        # The result's dimensions: batch, the free ones of lhs, those of rhs.
+        (_, contracted), (_, batch) = self.arguments["dimension_numbers"]
+        free = [d for d in range(factors.ndim) if d not in (*contracted, *batch)]
+        ordered = factors.transpose((*batch, *free, *contracted))
+        of_batch, of_free = ordered.shape[: len(batch)], ordered.shape[len(batch) : len(batch) + len(free)]
+        return ordered.reshape((*of_batch, *(1,) * (ndim - len(batch) - len(free)), *of_free))

@@ -1,0 +1,155 @@
+"""convert: a model whose convolutions and dots are in FP8, where a recipe takes them."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from xla_fp8.models.contraction import Contraction
+from xla_fp8.models.errors import ModelError, NothingConvertedWarning
+from xla_fp8.models.framework import framework_of
+from xla_fp8.models.functions import ConvertedFunction, StatefulFunction
+from xla_fp8.models.operators import Infer, Operator, Watch, Wide, call_size
+from xla_fp8.models.plan import Filter, Fixed, Layer, Plan, Planner, filter_of
+from xla_fp8.models.recipe import Recipe
+
+Call = Callable[..., Any]
+
+
+def call_model(model: Any, *batch: Any) -> Any:
+    """How a model is called where nobody says otherwise."""
+    return model(*batch)
+
+
+def arguments_of(batch: Any) -> tuple[Any, ...]:
+    """A batch as arguments: a tuple is several."""
+    return batch if isinstance(batch, tuple) else (batch,)
+
+
+def convert(
+    model: Any,
+    recipe: Recipe | str = "dynamic",
+    *,
+    filter: Filter = None,
+    example: Any = None,
+    call: Call = call_model,
+) -> Any:
+    """The model, with its convolutions and dots in FP8 where the recipe and the filter take them.
+
+    The model given stays as it is. What comes back, of
+
+    - Flax NNX: a copy. Its layers keep their class and parameters; the state of delayed scaling is variables of type
+      `xla_fp8.models.nnx.Fp8State`.
+    - Flax Linen: a module around it, with the same parameters; the state is the collection "fp8".
+    - Equinox: the module with `Fp8Conv` and `Fp8Linear` in it, whose field `state` holds the state.
+    - a function of arrays: the function. With delayed scaling it takes and has its state: see `StatefulFunction`.
+
+    Args:
+        model: as above. One that was converted already is converted anew.
+        recipe: a Recipe, or the scaling of one: "dynamic" or "delayed".
+        filter: which layers, besides the recipe's rules: a function of an `xla_fp8.models.plan.Layer`, or patterns of
+            names, "decoder/*".
+        example: arguments of a typical call, as a tuple if they are several; arrays or `jax.ShapeDtypeStruct`s. Of NNX
+            and Equinox modules: with it, layers are in the order in which they run, and their sizes known. Linen
+            modules and functions are traced whenever they are called, and need none.
+        call: how the model is called on the example, where that is not model(*example):
+            `lambda model, x: jax.vmap(model)(x)`.
+
+    Raises:
+        ModelError: a model of another kind, or a static recipe, which needs `xla_fp8.calibrate`.
+        MissingPackageError: a framework is not installed.
+
+    Warns:
+        NothingConvertedWarning: every layer stays wide, by rules that are known at this time.
+    """
+    recipe = Recipe.of(recipe)
+    if recipe.scaling == "static":
+        raise ModelError("static scales come from sample batches: xla_fp8.calibrate(model, batches) converts with them")
+    framework = framework_of(model)
+    if any(isinstance(operator, Infer) for operator in _operators(model, framework)):
+        raise ModelError("the model was calibrated: its weights are FP8. Convert the one that it was made of")
+    plan = Plan(recipe, filter_of(filter), framework is not None and framework.across_vmap)
+    if framework is None:
+        return _function(model, plan)
+    if framework.is_traced:
+        return framework.convert(model, plan)
+    order = None if example is None else traced_layers(model, call, *arguments_of(example))
+    converted = framework.convert(model, plan, order)
+    _warn_of_nothing(list(framework.operators(converted).values()))
+    return converted
+
+
+def watched(model: Any, watch: Callable[[str, Contraction, jax.Array, jax.Array], jax.Array]) -> Any:
+    """A model of any kind whose contractions are computed by `watch`, as `xla_fp8.models.operators.Watch` has it."""
+
+    def planner(layers: Sequence[Layer]) -> dict[str, Operator]:
+        return {layer.name: Watch(layer.name, watch) for layer in layers if not layer.obstacle}
+
+    framework = framework_of(model)
+    return _function(model, planner) if framework is None else framework.convert(model, planner)
+
+
+def with_operators(model: Any, operators: Sequence[Operator]) -> Any:
+    """A model of any kind with these operators; layers without one are as they were."""
+    framework = framework_of(model)
+    plan = Fixed(tuple(operators))
+    return _function(model, plan) if framework is None else framework.convert(model, plan)
+
+
+def traced_layers(model: Any, call: Call, *batch: Any) -> list[Layer]:
+    """The layers of an NNX or Equinox module: those that a call runs, in that order and with sizes; then all others."""
+    framework = framework_of(model)
+    assert framework is not None
+    sizes: dict[str, Any] = {}
+
+    def record(name: str, contraction: Contraction, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+        size = call_size(contraction, lhs, rhs)
+        if name not in sizes or size.flops > sizes[name].flops:
+            sizes[name] = size
+        return contraction.wide(lhs, rhs.astype(lhs.dtype))  # the weight of a calibrated model is FP8
+
+    framework.shapes(watched(model, record), call, *batch)
+    known = {layer.name: layer for layer in framework.layers(model)}
+    ran = [dataclasses.replace(known[name], size=size) for name, size in sizes.items()]
+    rest = [layer for name, layer in known.items() if name not in sizes]
+    return ran + [
+        dataclasses.replace(layer, obstacle=layer.obstacle or "the example does not run it") for layer in rest
+    ]
+
+
+def _operators(model: Any, framework: Any) -> list[Operator]:
+    """The operators that a model has already, as far as they are known before it is called."""
+    if framework is not None and not framework.is_traced:
+        return list(framework.operators(model).values())
+    planner = getattr(model, "planner", None)
+    return list(planner.operators) if isinstance(planner, Fixed) else []
+
+
+def _function(model: Any, planner: Planner) -> ConvertedFunction | StatefulFunction:
+    if isinstance(model, (ConvertedFunction, StatefulFunction)):
+        model = model.function
+    if not callable(model):
+        raise ModelError(
+            f"{type(model).__name__} is no model: expected a module of flax.nnx, flax.linen or equinox, or a function "
+            "of arrays"
+        )
+    if isinstance(planner, Plan) and planner.recipe.scaling == "delayed":
+        return StatefulFunction(model, planner)
+    return ConvertedFunction(model, planner)
+
+
+def _warn_of_nothing(operators: Sequence[Operator]) -> None:
+    operators = list(operators)
+    if all(isinstance(operator, Wide) for operator in operators):
+        reasons = "; ".join(
+            f"{operator.name}: {operator.reason}" for operator in operators if isinstance(operator, Wide)
+        )
+        warnings.warn(
+            f"every layer stays wide. {reasons or 'The model has no convolution or linear layer.'}",
+            NothingConvertedWarning,
+            stacklevel=3,
+        )

@@ -1,0 +1,227 @@
+"""Plain functions: traced at each call, and evaluated equation by equation with an operator at each contraction."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from xla_fp8 import _jax_compat
+from xla_fp8.models.contraction import Contraction, Kind, abstract
+from xla_fp8.models.injection import contraction_of
+from xla_fp8.models.operators import Operator, State, Wide
+from xla_fp8.models.plan import Layer, Planner
+from xla_fp8.quantization.numerics import WIDE_DTYPES
+from xla_fp8.tracing.equations import BODIES, CALLS, CONTRACTIONS, DERIVATIVE_RULES, bodies, is_literal
+
+Jaxpr = Any
+Equation = Any
+Path = tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ConvertedFunction:
+    """A function whose convolutions and dots are computed as a plan says. It composes with JAX's transformations.
+
+    Layers are the conv_general_dilated and dot_general that tracing shows, named by their scopes (`jax.named_scope`)
+    and primitive, numbered where names repeat. The second operand counts as the weight. What a function does in scan,
+    while, cond and checkpoint is converted too; what has a derivative rule of its own around it stays.
+
+    Attributes:
+        function: the user's.
+        planner: layers → operators.
+        states: what operators need that is fixed, by layer.
+    """
+
+    function: Callable[..., Any]
+    planner: Planner
+    states: Mapping[str, State] = dataclasses.field(default_factory=dict)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        traced = _Traced.of(self.function, args, kwargs)
+        return traced.run(self.planner, self.states)
+
+    def layers(self, *args: Any, **kwargs: Any) -> list[Layer]:
+        """The layers of a call, in its order."""
+        return list(_Traced.of(self.function, args, kwargs).sites.values())
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class StatefulFunction:
+    """A function with delayed scaling: its state comes first.
+
+    state = converted.init(x, w)
+    y = converted(state, x, w)
+    observed = jax.grad(loss)(state, ...)          the "gradient" of the state
+    state = xla_fp8.update_scaling(state, observed)
+    """
+
+    function: Callable[..., Any]
+    planner: Planner
+
+    def init(self, *args: Any, **kwargs: Any) -> dict[str, State]:
+        """The state before the first step, by layer; args may be `jax.ShapeDtypeStruct`s."""
+        operators = self.planner(self.layers(*args, **kwargs))
+        states = {name: operator.initial_state() for name, operator in operators.items()}
+        return {name: state for name, state in states.items() if state is not None}
+
+    def __call__(self, state: Mapping[str, State], *args: Any, **kwargs: Any) -> Any:
+        return _Traced.of(self.function, args, kwargs).run(self.planner, state)
+
+    def layers(self, *args: Any, **kwargs: Any) -> list[Layer]:
+        """The layers of a call, in its order."""
+        return ConvertedFunction(self.function, self.planner).layers(*args, **kwargs)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Traced:
+    """A function's jaxpr for arguments at hand, with its contractions by their places."""
+
+    jaxpr: Jaxpr
+    arguments: Sequence[Any]
+    result: Any
+    sites: Mapping[Path, Layer]
+
+    @staticmethod
+    def of(function: Callable[..., Any], args: Any, kwargs: Any) -> _Traced:
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        is_array = [hasattr(leaf, "shape") and hasattr(leaf, "dtype") for leaf in leaves]
+        arrays = [leaf for leaf, traced in zip(leaves, is_array, strict=True) if traced]
+
+        def run(*values: Any) -> Any:
+            remaining = iter(values)
+            merged = [next(remaining) if traced else leaf for leaf, traced in zip(leaves, is_array, strict=True)]
+            args, kwargs = jax.tree.unflatten(tree, merged)
+            return function(*args, **kwargs)
+
+        jaxpr, shape = jax.make_jaxpr(functools.wraps(function)(run), return_shape=True)(*arrays)
+        return _Traced(jaxpr, arrays, jax.tree.structure(shape), dict(_sites(jaxpr)))
+
+    def run(self, planner: Planner, states: Mapping[str, State]) -> Any:
+        operators = planner(list(self.sites.values()))
+        at = {
+            path: (operators[layer.name], states.get(layer.name))
+            for path, layer in self.sites.items()
+            if not isinstance(operators.get(layer.name, _WIDE), Wide)
+        }
+        results = _Evaluation(at).of(self.jaxpr, self.arguments, ())
+        return jax.tree.unflatten(self.result, results)
+
+
+def _sites(jaxpr: Jaxpr) -> Iterator[tuple[Path, Layer]]:
+    seen: dict[str, int] = {}
+
+    def walk(jaxpr: Jaxpr, path: Path, scope: str, inside: str, obstacle: str) -> Iterator[tuple[Path, Layer]]:
+        for index, equation in enumerate(_jax_compat.open_jaxpr(jaxpr).eqns):
+            name = equation.primitive.name
+            here = "/".join(part for part in (scope, str(equation.source_info.name_stack)) if part)
+            if name in CONTRACTIONS:
+                label = f"{here}/{name}" if here else name
+                seen[label] = seen.get(label, -1) + 1
+                unique = f"{label}_{seen[label]}" if seen[label] else label
+                yield (*path, index), _layer(equation, unique, obstacle, inside)
+                continue
+            rule = f"it stands in a function with a derivative rule of its own ({name})"
+            for number, body in enumerate(bodies(equation)):
+                yield from walk(
+                    body,
+                    (*path, index, number),
+                    here,
+                    inside or ("" if _is_inlined(equation) else name),
+                    obstacle or (rule if name in _KEPT else ""),
+                )
+
+    yield from walk(jaxpr, (), "", "", "")
+
+
+_WIDE = Wide("", "it has no operator")
+
+_KEPT = DERIVATIVE_RULES | {"shard_map", "custom_vmap_call"}
+"""Equations whose bodies stay as they are: rules of the user's would no longer fit, or shards be scaled apart."""
+
+
+def _is_inlined(equation: Equation) -> bool:
+    name = equation.primitive.name
+    return name in CALLS and (name != "jit" or _jax_compat.is_plain_jit(equation))
+
+
+def _layer(equation: Equation, name: str, obstacle: str, inside: str) -> Layer:
+    lhs, rhs = (atom.aval for atom in equation.invars)
+    contraction = _contraction(equation)
+    for dtype in (lhs.dtype, rhs.dtype):
+        if dtype not in WIDE_DTYPES:
+            obstacle = obstacle or f"its operands are {dtype.name}"
+    size = contraction.size(lhs.shape, rhs.shape)
+    source = _jax_compat.equation_source(equation) or ""
+    return Layer(name, contraction.kind, rhs.shape, size, source, obstacle, inside)
+
+
+def _contraction(equation: Equation) -> Contraction:
+    lhs, rhs = (atom.aval for atom in equation.invars)
+    kind: Kind = "conv" if equation.primitive.name == "conv_general_dilated" else "dot"
+    parameters = {name: value for name, value in equation.params.items() if name in _PARAMETERS[kind]}
+    return contraction_of(kind, lhs, rhs, **parameters)
+
+
+_SHARED = frozenset({"dimension_numbers", "precision", "preferred_element_type", "out_sharding"})
+_PARAMETERS: Mapping[Kind, frozenset[str]] = {
+    "dot": _SHARED,
+    "conv": _SHARED
+    | {"window_strides", "padding", "lhs_dilation", "rhs_dilation", "feature_group_count", "batch_group_count"},
+}
+"""What an equation has of the arguments of `jax.lax`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Evaluation:
+    """Evaluates jaxprs with operators at some of their contractions."""
+
+    at: Mapping[Path, tuple[Operator, State]]
+
+    def of(self, jaxpr: Jaxpr, arguments: Sequence[Any], path: Path, call: Equation | None = None) -> list[Any]:
+        """The results of a jaxpr that stands at `path`, as the body of `call` where it is one."""
+        inner = _jax_compat.open_jaxpr(jaxpr)
+        values: dict[Any, Any] = dict(zip(inner.constvars, getattr(jaxpr, "consts", ()), strict=True))
+        values.update(zip(inner.invars, arguments, strict=True))
+
+        def read(atom: Any) -> Any:
+            return atom.val if is_literal(atom) else values[atom]
+
+        for index, equation in enumerate(inner.eqns):
+            if call is not None:
+                equation = equation.replace(source_info=_jax_compat.equation_source_info(equation, within=call))
+            results = self._results(equation, [read(atom) for atom in equation.invars], (*path, index))
+            values.update(zip(equation.outvars, results, strict=True))
+        return [read(atom) for atom in inner.outvars]
+
+    def _results(self, equation: Equation, operands: list[Any], path: Path) -> list[Any]:
+        if path in self.at:
+            operator, state = self.at[path]
+            lhs, rhs = operands
+            with _jax_compat.context_of(equation):
+                y = operator(_contraction(equation), lhs, rhs, state)
+            return [y.astype(equation.outvars[0].aval.dtype)]
+        if not any(place[: len(path)] == path for place in self.at):
+            return _jax_compat.bind_equation(equation, operands)
+        if _is_inlined(equation):
+            (body,) = bodies(equation)
+            return self.of(body, operands, (*path, 0), equation)
+        numbers = iter(range(len(list(bodies(equation)))))
+        parameters = {
+            name: self._converted(equation.params[name], path, numbers)
+            for name in BODIES[equation.primitive.name]
+            if equation.params[name] is not None
+        }
+        return _jax_compat.bind_equation(equation.replace(params=equation.params | parameters), operands)
+
+    def _converted(self, body: Any, path: Path, numbers: Iterator[int]) -> Any:
+        """A body, or a tuple of bodies, with operators in it; of the same signature."""
+        if isinstance(body, (tuple, list)):
+            return type(body)(self._converted(one, path, numbers) for one in body)
+        here = (*path, next(numbers))
+        avals = [variable.aval for variable in _jax_compat.open_jaxpr(body).invars]
+        shapes = [abstract(a.shape, a.dtype, weak_type=a.weak_type) for a in avals]
+        return _jax_compat.like_jaxpr(jax.make_jaxpr(lambda *values: self.of(body, values, here))(*shapes), body)

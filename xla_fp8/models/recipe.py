@@ -1,0 +1,93 @@
+"""Recipe: how the tensors of a model are scaled to FP8, and which of its layers are left wide."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal, get_args
+
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from xla_fp8.models.errors import ModelError
+from xla_fp8.quantization.delayed import DelayedScale, DelayedScaling
+from xla_fp8.quantization.numerics import fp8_dtype
+
+Scaling = Literal["dynamic", "delayed", "static"]
+Weights = Literal["tensor", "channel"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """How a model is computed in FP8. Immutable and hashable; every field has a default that can be trained with.
+
+    Attributes:
+        scaling: where the scale of a tensor comes from. "dynamic": from its own amax, at each step. "delayed": from the
+            amaxes of earlier steps, which is state that the model carries. "static": from sample batches, once, for
+            inference; `xla_fp8.calibrate` makes such a model.
+        dtype: FP8 type of inputs and weights.
+        gradient_dtype: FP8 type of the gradients of outputs.
+        weights: "tensor" gives a weight one scale, "channel" one for each output channel.
+        power_of_two: scales are powers of two.
+        amax_history: how many steps an amax counts; of delayed scaling only.
+        margin: delayed and static scales leave room for 2^margin times the largest amax seen.
+        keep_first, keep_last: how many layers at the input and at the output stay wide. They see data and make logits,
+            and hold little of the arithmetic.
+        channel_multiple: layers whose input or output channels are no multiple stay wide. 16: what the FP8 kernels of
+            Hopper GPUs need (docs/mosaic-conv.md; cuBLASLt too).
+        min_flops: calls with less arithmetic stay wide (a multiply and an add are two). 8e9: in the table of
+            docs/benchmarks.md ("FP8 convolution on an H200") every convolution that gained less than 1.5x over bf16 is
+            below, down to 0.64x, before anything is paid for quantizing its input. Only convolutions were measured.
+    """
+
+    scaling: Scaling = "dynamic"
+    dtype: DTypeLike = jnp.float8_e4m3fn
+    gradient_dtype: DTypeLike = jnp.float8_e5m2
+    weights: Weights = "tensor"
+    power_of_two: bool = False
+    amax_history: int = 16
+    margin: float = 0.0
+    keep_first: int = 1
+    keep_last: int = 1
+    channel_multiple: int = 16
+    min_flops: float = 8e9
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dtype", fp8_dtype(self.dtype))
+        object.__setattr__(self, "gradient_dtype", fp8_dtype(self.gradient_dtype))
+        for name, allowed in (("scaling", get_args(Scaling)), ("weights", get_args(Weights))):
+            if getattr(self, name) not in allowed:
+                raise ModelError(f"{name}={getattr(self, name)!r}: expected one of {', '.join(map(repr, allowed))}")
+        for name, least in (("amax_history", 1), ("keep_first", 0), ("keep_last", 0), ("channel_multiple", 1)):
+            if getattr(self, name) < least:
+                raise ModelError(f"{name}={getattr(self, name)}: expected at least {least}")
+
+    @staticmethod
+    def of(recipe: Recipe | str) -> Recipe:
+        """A recipe, or one with that scaling and everything else by default."""
+        return recipe if isinstance(recipe, Recipe) else Recipe(recipe)  # type: ignore[arg-type]
+
+    def initial_scaling(self) -> DelayedScaling:
+        """The state of delayed scaling before the first step.
+
+        Nothing was seen yet, so the first scales leave room: e4m3 operands up to 16 keep their bits down to 6e-4, e5m2
+        gradients up to 1 theirs down to 1e-9 (largest value * smallest normal number / amax).
+        """
+        options = {"length": self.amax_history, "margin": self.margin, "power_of_two": self.power_of_two}
+        operand = DelayedScale.create(self.dtype, amax=_FIRST_AMAX, **options)  # type: ignore[arg-type]
+        gradient = DelayedScale.create(self.gradient_dtype, amax=_FIRST_GRADIENT, **options)  # type: ignore[arg-type]
+        return DelayedScaling(_forgotten(operand), _forgotten(operand), _forgotten(gradient))
+
+    def __str__(self) -> str:
+        return (
+            f"{self.scaling} scales, {jnp.dtype(self.dtype).name} forward, {jnp.dtype(self.gradient_dtype).name} "
+            f"backward, one scale for each {'weight' if self.weights == 'tensor' else 'output channel of a weight'}"
+        )
+
+
+_FIRST_AMAX = 16.0
+_FIRST_GRADIENT = 1.0
+
+
+def _forgotten(state: DelayedScale) -> DelayedScale:
+    """The same scale with an empty history: a guess must not outlast what is seen."""
+    return dataclasses.replace(state, amax_history=jnp.zeros_like(state.amax_history))
