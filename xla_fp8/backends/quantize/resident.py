@@ -28,21 +28,24 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from xla_fp8 import _jax_compat
 from xla_fp8.backends.protocol import No
 from xla_fp8.backends.quantize import kernels, meeting
 from xla_fp8.backends.quantize import request as requests
-from xla_fp8.backends.quantize.chunks import Chunks
-from xla_fp8.backends.quantize.kernels import Known
-from xla_fp8.backends.quantize.request import Outcome, Request, Rule, multiprocessors
+from xla_fp8.backends.quantize.chunks import Chunks, Flat, Tiles
+from xla_fp8.backends.quantize.request import Outcome, Request, multiprocessors
+from xla_fp8.backends.quantize.two_kernels import layout_of
 from xla_fp8.target import Verdict
 
-_THREADS = 128  # of a warpgroup
+_WARPS, _LANES = 4, 32  # of a warpgroup
+_THREADS = _WARPS * _LANES
 _LOADED = 16  # bytes that a thread loads at once
+_STORED = 16  # elements of a transposed copy that a thread stores at once
 
 
 @dataclasses.dataclass(frozen=True)
-class Resident:
-    """One kernel, of warpgroups with a ring each.
+class Settings:
+    """Sizes of the kernel; numbers do not depend on them.
 
     Attributes:
         warpgroups: of each multiprocessor.
@@ -51,90 +54,135 @@ class Resident:
         lag: stores that may still read their slots when the next chunk is asked for.
     """
 
-    name: str = "resident"
     warpgroups: int = 4
     slots: int = 7
     slot_bytes: int = 8192
     lag: int = 2
+
+
+FLAT = Settings()
+"""Without a transposed copy."""
+
+TILED = Settings(slots=3, slot_bytes=16384, lag=1)
+"""With one: larger chunks, because each becomes many short rows in memory."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Resident:
+    """One kernel, of warpgroups with a ring each.
+
+    Attributes:
+        flat: the settings without a transposed copy.
+        tiled: the settings with one; a slot is a tile of twice as many columns as rows, or as many.
+    """
+
+    name: str = "resident"
+    flat: Settings = FLAT
+    tiled: Settings = TILED
     interpret: bool = False
 
     def supports(self, request: Request) -> Verdict:
         if not (verdict := requests.supports(request, self.interpret)).ok:
             return verdict
-        if request.layout != "row":
-            return No("it makes no transposed copies")
         if not self._chunks(request).fits:
-            return No("it copies rows of 16 elements and more by TMA, and at least one slot of them")
+            return No(
+                "it copies by TMA, which wants as many elements as a slot has, and of rows (of columns too, where they "
+                "are transposed) multiples of 16"
+            )
         return verdict
 
     def run(self, request: Request, x: jax.Array, given: jax.Array | None) -> Outcome:
         chunks = self._chunks(request)
         programs = 1 if self.interpret else min(chunks.count, multiprocessors())
-        kernel = _Kernel(self, chunks, request.rule, request.given, request.wants_amax or not request.given, programs)
+        copies = layout_of(request)
+        kernel = _Kernel(request, self._settings(request), chunks, copies, programs, self.interpret)
+        outputs: list[tuple[tuple[int, ...], Any]] = [
+            *((view, request.rule.dtype) for view, is_made in zip(chunks.views, copies, strict=True) if is_made),
+            ((1,), jnp.float32),
+            ((1,), jnp.float32),
+        ]
         varying = jax.typeof(x).manual_axis_type
-        data, scale, amax = plgpu.kernel(
-            kernel.entry,
-            out_type=[
-                jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=varying)  # type: ignore[no-untyped-call]
-                for shape, dtype in ((chunks.view, request.rule.dtype), ((1,), jnp.float32), ((1,), jnp.float32))
-            ],
-            grid=(programs,),
-            grid_names=("program",),
-            num_threads=self.warpgroups,
-            thread_name="warpgroup",
-            compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
-            interpret=_interpreter() if self.interpret else None,
-            kernel_name="quantize_resident",
-        )(x.reshape(chunks.view), *([] if given is None else [given.reshape(1)]))
-        return data.reshape(x.shape), None, scale.reshape(()), amax.reshape(()) if request.wants_amax else None
+        results = list(
+            plgpu.kernel(
+                kernel.entry,
+                out_type=[
+                    jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=varying)  # type: ignore[no-untyped-call]
+                    for shape, dtype in outputs
+                ],
+                grid=(programs,),
+                grid_names=("program",),
+                num_threads=kernel.settings.warpgroups,
+                thread_name="warpgroup",
+                compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
+                interpret=_interpreter() if self.interpret else None,
+                kernel_name="quantize_resident",
+            )(x.reshape(chunks.views[0]), *([] if given is None else [given.reshape(1)]))
+        )
+        row, transposed = kernels.shaped(results, x.shape, copies)
+        scale, amax = (result.reshape(()) for result in results)
+        return row, transposed, scale, amax if request.wants_amax else None
+
+    def _settings(self, request: Request) -> Settings:
+        return self.flat if request.layout == "row" else self.tiled
 
     def _chunks(self, request: Request) -> Chunks:
-        return Chunks(int(np.prod(request.shape)), self.slot_bytes // request.dtype.itemsize)
+        elements = self._settings(request).slot_bytes // request.dtype.itemsize
+        if request.layout == "row":
+            return Flat(int(np.prod(request.shape)), elements)
+        rows = 1 << (elements.bit_length() - 1) // 2
+        return Tiles.of(request.shape, (rows, elements // rows))
 
 
 @dataclasses.dataclass(frozen=True)
 class _Kernel:
     """What is fixed for one kernel, and its parts in the order in which they run."""
 
-    algorithm: Resident
+    request: Request
+    settings: Settings
     chunks: Chunks
-    rule: Rule
-    given: str
-    finds_amax: bool
+    copies: tuple[bool, bool]
     programs: int
+    interpret: bool
+
+    @property
+    def finds_amax(self) -> bool:
+        return self.request.wants_amax or not self.request.given
 
     def entry(self, x: Any, *refs: Any) -> None:
         """Allocates shared memory and barriers, and runs every warpgroup."""
-        a, c = self.algorithm, self.chunks
-        slots = a.warpgroups * a.slots
-        # A chunk is cast in its slot: FP8 takes the first part of what x took.
-        narrow_rows = c.rows * x.dtype.itemsize
+        slots = self.settings.warpgroups * self.settings.slots
+        rows, columns = self.chunks.rows, self.chunks.columns
+        # A chunk is cast in its slot: FP8 takes the first part of what x took, a transposed copy the second.
+        parts = x.dtype.itemsize
         pl.run_scoped(
             functools.partial(self.run, x, *refs),
             slot=plgpu.RefUnion(
-                plgpu.SMEM((slots, c.rows, c.width), x.dtype),
-                plgpu.SMEM((slots, narrow_rows, c.width), self.rule.dtype),
+                plgpu.SMEM((slots, rows, columns), x.dtype),
+                plgpu.SMEM((slots, parts, rows, columns), self.request.rule.dtype),
+                plgpu.SMEM((slots, parts, columns, rows), self.request.rule.dtype),
             ),
             full=plgpu.Barrier(num_barriers=slots),
-            shared=meeting.scratch(a.warpgroups) if self.finds_amax else None,
+            shared=meeting.scratch(self.settings.warpgroups) if self.finds_amax else None,
             collective_axes="warpgroup",
         )
 
     def run(self, x: Any, *refs: Any, slot: Any, full: Any, shared: Any) -> None:
-        *given, data, scale_ref, amax_ref = refs
+        rule, given = self.request.rule, self.request.given
+        *rest, scale_ref, amax_ref = refs
+        number = rest.pop(0)[0] if given else None
+        row, transposed = (rest.pop(0) if is_made else None for is_made in self.copies)
         warpgroup = lax.axis_index("warpgroup")
-        worker = _Worker(self, x, data, slot, full, lax.axis_index("program"), warpgroup)
-        if self.given:
-            known: Known = "scale" if self.given == "scale" else "amax"
-            multiplier, scale = kernels.multiplier_of(self.rule, given[0][0], known)
-            worker.ask_for_last()
-            largest = worker.write(multiplier, self.finds_amax, is_resident=False)
-            amax = self.meet(largest, warpgroup, shared) if self.finds_amax else given[0][0]
-        else:
+        worker = _Worker(self, x, row, transposed, slot, full, lax.axis_index("program"), warpgroup)
+        if number is None:
             worker.ask_for_first()
             amax = self.meet(worker.look(), warpgroup, shared)
-            multiplier, scale = kernels.multiplier_of(self.rule, amax, "amax")
-            worker.write(multiplier, False, is_resident=True)
+            multiplier, scale = kernels.multiplier_of(rule, amax, "amax")
+            worker.write(multiplier, looks=False, is_resident=True)
+        else:
+            multiplier, scale = kernels.multiplier_of(rule, number, "scale" if given == "scale" else "amax")
+            worker.ask_for_last()
+            largest = worker.write(multiplier, looks=self.finds_amax, is_resident=False)
+            amax = self.meet(largest, warpgroup, shared) if self.finds_amax else number
 
         @pl.when(worker.number == 0)
         def _() -> None:
@@ -144,24 +192,34 @@ class _Kernel:
     def meet(self, largest: jax.Array, warpgroup: jax.Array, shared: Any) -> jax.Array:
         """The amax of all warpgroups of all programs."""
         bits = lax.bitcast_convert_type(largest.astype(jnp.float32), jnp.int32) & np.int32(0x7FFFFFFF)
-        a = self.algorithm
-        return kernels.from_bits(meeting.meet(bits, warpgroup, shared, self.programs, a.warpgroups, a.interpret))
+        return kernels.from_bits(
+            meeting.meet(bits, warpgroup, shared, self.programs, self.settings.warpgroups, self.interpret)
+        )
 
 
 class _Worker:
     """One warpgroup, its ring, and its chunks: every `workers`-th of the tensor."""
 
     def __init__(
-        self, kernel: _Kernel, x: Any, data: Any, slot: Any, full: Any, program: jax.Array, warpgroup: jax.Array
+        self,
+        kernel: _Kernel,
+        x: Any,
+        row: Any,
+        transposed: Any,
+        slot: Any,
+        full: Any,
+        program: jax.Array,
+        warpgroup: jax.Array,
     ) -> None:
-        self.kernel, self.x, self.data, self.full = kernel, x, data, full
-        self.wide, self.narrow = slot
-        self.slots, self.lag = kernel.algorithm.slots, kernel.algorithm.lag
+        self.kernel, self.chunks = kernel, kernel.chunks
+        self.x, self.row, self.transposed, self.full = x, row, transposed, full
+        self.wide, self.narrow, self.narrow_transposed = slot
+        self.slots, self.lag = kernel.settings.slots, kernel.settings.lag
         self.first_slot = warpgroup * self.slots
         # Chunks beside each other go to different multiprocessors, so that few chunks occupy many.
         self.number = warpgroup * kernel.programs + program
-        self.workers = kernel.programs * kernel.algorithm.warpgroups
-        self.count = lax.div(kernel.chunks.count - self.number + self.workers - 1, self.workers)
+        self.workers = kernel.programs * kernel.settings.warpgroups
+        self.count = lax.div(self.chunks.count - self.number + self.workers - 1, self.workers)
 
     def ask_for_first(self) -> None:
         """Asks for the chunks of the first round."""
@@ -178,14 +236,14 @@ class _Worker:
 
         def step(j: jax.Array, largest: jax.Array) -> jax.Array:
             plgpu.barrier_wait(self.full.at[self._slot(j)])
-            parts = [self._load(j, part) for part in range(self._parts)]
+            parts = self._load(j)
             pl.when(j + self.slots < self.count)(lambda: self._ask(j + self.slots))
             return _larger(largest, parts)
 
         largest: jax.Array = lax.fori_loop(0, self.count, step, self._no_amax())
         return largest
 
-    def write(self, multiplier: jax.Array, looks: bool, is_resident: bool) -> Any:
+    def write(self, multiplier: jax.Array, *, looks: bool, is_resident: bool) -> Any:
         """Casts all chunks, the last first.
 
         Args:
@@ -195,17 +253,10 @@ class _Worker:
 
         def step(i: jax.Array, largest: Any) -> Any:
             j = self.count - 1 - i
-            slot = self._slot(j)
-            pl.when((i >= self.slots) | (not is_resident))(lambda: plgpu.barrier_wait(self.full.at[slot]))
-            parts = [self._load(j, part) for part in range(self._parts)]
-            cast = [self._cast(part, multiplier) for part in parts]
-            plgpu.commit_smem()  # type: ignore[no-untyped-call]  # all have read the slot
-            for number, part in enumerate(cast):
-                self.narrow.at[slot, self._rows_of(number)][...] = part
-            plgpu.commit_smem()  # type: ignore[no-untyped-call]
-            chunk = pl.ds(self._first_row(j), self.kernel.chunks.rows)
-            plgpu.copy_smem_to_gmem(self.narrow.at[slot, pl.ds(0, self.kernel.chunks.rows)], self.data.at[chunk])
-            plgpu.wait_smem_to_gmem(self.lag, wait_read_only=True)
+            pl.when((i >= self.slots) | (not is_resident))(lambda: plgpu.barrier_wait(self.full.at[self._slot(j)]))
+            parts = self._load(j) if looks or self.row is not None else []
+            self._cast(j, parts, multiplier)
+            plgpu.wait_smem_to_gmem(self.lag * sum(self.kernel.copies), wait_read_only=True)
             back = j + self.lag - self.slots
             pl.when((i >= self.lag) & (back >= 0))(lambda: self._ask(back))
             return _larger(largest, parts) if looks else largest
@@ -214,18 +265,35 @@ class _Worker:
         plgpu.wait_smem_to_gmem(0)
         return found
 
+    def _cast(self, j: jax.Array, parts: list[jax.Array], multiplier: jax.Array) -> None:
+        """Casts a chunk in its slot, and begins to store it."""
+        slot = self._slot(j)
+        rows = [self._narrowed(part, multiplier) for part in parts] if self.row is not None else []
+        transposed = None if self.transposed is None else self._narrowed(self._load_transposed(j), multiplier)
+        plgpu.commit_smem()  # type: ignore[no-untyped-call]  # all have read the slot
+        for number, part in enumerate(rows):
+            self.narrow.at[slot, 0, self._rows_of(number)][...] = part
+        if transposed is not None:
+            self.narrow_transposed.at[slot, 1][...] = transposed
+        plgpu.commit_smem()  # type: ignore[no-untyped-call]
+        box, transposed_box = self.chunks.boxes(self._chunk(j))
+        if self.row is not None:
+            plgpu.copy_smem_to_gmem(self.narrow.at[slot, 0], self.row.at[box])
+        if self.transposed is not None:
+            plgpu.copy_smem_to_gmem(self.narrow_transposed.at[slot, 1], self.transposed.at[transposed_box])
+
     # Chunks: `j` counts those of this worker
 
     def _slot(self, j: jax.Array) -> jax.Array:
         return self.first_slot + lax.rem(j, self.slots)
 
-    def _first_row(self, j: jax.Array) -> jax.Array:
-        return (self.number + j * self.workers) * self.kernel.chunks.rows
+    def _chunk(self, j: jax.Array) -> jax.Array:
+        return self.number + j * self.workers
 
     def _ask(self, j: jax.Array) -> None:
         slot = self._slot(j)
-        rows = pl.ds(self._first_row(j), self.kernel.chunks.rows)
-        plgpu.copy_gmem_to_smem(self.x.at[rows], self.wide.at[slot], self.full.at[slot])
+        box, _ = self.chunks.boxes(self._chunk(j))
+        plgpu.copy_gmem_to_smem(self.x.at[box], self.wide.at[slot], self.full.at[slot])
 
     # Parts of a chunk: what all threads load at once
 
@@ -234,32 +302,50 @@ class _Worker:
         return _LOADED // int(self.x.dtype.itemsize)
 
     @property
-    def _parts(self) -> int:
-        return self.kernel.chunks.elements // (_THREADS * self._vector)
-
-    @property
     def _part_shape(self) -> tuple[int, int]:
-        return self.kernel.chunks.rows // self._parts, self.kernel.chunks.width
+        return _THREADS * self._vector // self.chunks.columns, self.chunks.columns
 
     def _rows_of(self, part: int) -> Any:
         rows = self._part_shape[0]
         return pl.ds(part * rows, rows)
 
-    def _load(self, j: jax.Array, part: int) -> jax.Array:
-        ref = self.wide.at[self._slot(j), self._rows_of(part)]
-        return _load(ref, plgpu.Layout.WG_STRIDED(self._part_shape, vec_size=self._vector))
+    def _load(self, j: jax.Array) -> list[jax.Array]:
+        layout = plgpu.Layout.WG_STRIDED(self._part_shape, vec_size=self._vector)
+        parts = range(self.chunks.rows // self._part_shape[0])
+        return [_load(self.wide.at[self._slot(j), self._rows_of(part)], layout) for part in parts]
+
+    def _load_transposed(self, j: jax.Array) -> jax.Array:
+        """The transposed chunk: each thread has the `length` elements of one of its rows that it stores at once."""
+        shape = self.chunks.columns, self.chunks.rows
+        chunk = self.wide.at[self._slot(j)]
+        transposed: jax.Array
+        if self.kernel.interpret:
+            transposed = chunk[...]
+            return transposed.T
+        length = min(_STORED, self.chunks.rows // _WARPS)
+        tiling = plgpu.Tiling(((_LANES, _WARPS * length), (_LANES, length)))
+        layout = plgpu.Layout.TILED(tiling, warp_dims=(-3,), lane_dims=(-2,), vector_dim=-1)
+
+        @plgpu.inline_mgpu(  # type: ignore[no-untyped-call,untyped-decorator]
+            arg_types=(plgpu.RefType(),), return_type=plgpu.ShapeDtypeStruct(shape, self.x.dtype, layout=layout)
+        )
+        def load(_: Any, chunk: Any) -> Any:
+            return _jax_compat.load_transposed(chunk, layout, shape)
+
+        transposed = load(chunk)
+        return transposed
 
     def _no_amax(self) -> jax.Array:
         layout = plgpu.Layout.WG_STRIDED(self._part_shape, vec_size=self._vector)
         nothing: jax.Array = plgpu.layout_cast(jnp.zeros(self._part_shape, self.x.dtype), layout)
         return nothing
 
-    def _cast(self, part: jax.Array, multiplier: jax.Array) -> jax.Array:
+    def _narrowed(self, part: jax.Array, multiplier: jax.Array) -> jax.Array:
         scaled = part.astype(jnp.float32) * multiplier
-        if self.kernel.algorithm.interpret:  # on the device the conversion saturates by itself
-            largest = np.float32(self.kernel.rule.largest)
+        if self.kernel.interpret:  # on the device the conversion saturates by itself
+            largest = np.float32(self.kernel.request.rule.largest)
             scaled = jnp.clip(scaled, -largest, largest)
-        return scaled.astype(self.kernel.rule.dtype)
+        return scaled.astype(self.kernel.request.rule.dtype)
 
 
 def _interpreter() -> Any:
