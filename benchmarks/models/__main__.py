@@ -1,0 +1,57 @@
+"""The command: see the package."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import benchmarks.models as package
+from benchmarks.models import rows, scheduler, table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.models",
+        description=package.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("phase", choices=("run", "report", "lower", "worker"))
+    parser.add_argument("--out", type=Path, default=Path("build/models"), help="folder of results, logs and caches")
+    parser.add_argument("--seconds", type=float, default=540, help="all is over in this time")
+    parser.add_argument("--compile-share", type=float, default=0.6, help="part of the time that is for compiling")
+    parser.add_argument("--workers", type=int, default=14, help="rows that compile at once")
+    parser.add_argument("--only", default="", help='rows whose name has one of these parts, by ";"')
+    parser.add_argument("--variants", default="", help='variants that have one of these parts, by ","')
+    parser.add_argument("--tune", action="store_true", help="xla_fp8 times its kernels' configs; else the first guess")
+    parser.add_argument("--xla-autotune", type=int, default=4, help="XLA's level of autotuning, 0 to 4")
+    parser.add_argument("--tiny", action="store_true", help="small networks, to try it on any machine")
+    parser.add_argument("--row", default="", help="of the worker")
+    arguments = parser.parse_args()
+    out: Path = arguments.out.resolve()
+    every = rows.rows(arguments.tiny)
+    if arguments.phase == "worker":
+        from benchmarks.models import worker
+
+        worker.serve(next(row for row in every if row.name == arguments.row), arguments.tiny)
+        return
+    out.mkdir(parents=True, exist_ok=True)
+    chosen = rows.selected(every, arguments.only, arguments.variants)
+    if arguments.phase == "lower":
+        from benchmarks.models import lower
+
+        lower.run(chosen, arguments.tiny)
+    elif arguments.phase == "run":
+        about = {"XLA autotune level": arguments.xla_autotune, "xla_fp8 tuned": arguments.tune}
+        environment = scheduler.environment(out, arguments.tune, arguments.xla_autotune, arguments.tiny)
+        scheduler.Scheduler(
+            out, chosen, arguments.seconds, arguments.compile_share, arguments.workers, arguments.tiny, about
+        ).run(environment)
+    if arguments.phase in ("run", "report"):
+        content = json.loads((out / table.RESULTS).read_text())
+        table.write(out, content)
+        print(table.render(content))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,187 @@
+"""A row as a program: a function, and its arguments, as shapes to compile for and as arrays to run on."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+import xla_fp8
+from benchmarks.models import recipes
+from benchmarks.models.rows import XLA, Row
+from examples.networks import convnext, resnet, unet
+from examples.networks.layers import Ops, cross_entropy
+
+RATE, MOMENTUM = 1e-3, 0.9
+_POOL = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Random:
+    """An array to be: normal numbers of a standard deviation, or zeros.
+
+    As FP8 it is data and scale, so that its largest number is about the type's.
+    """
+
+    shape: tuple[int, ...]
+    std: float = 1.0
+    dtype: Any = jnp.float32
+
+    def struct(self) -> Any:
+        """Its shape and type."""
+        data = jax.ShapeDtypeStruct(self.shape, self.dtype)
+        if self.dtype != recipes.E4M3:
+            return data
+        return xla_fp8.Float8(data, jax.ShapeDtypeStruct((), jnp.float32))  # type: ignore[arg-type]
+
+    def array(self) -> Any:
+        """On the device."""
+        if self.dtype == jnp.int32:
+            return jnp.zeros(self.shape, jnp.int32)
+        if self.dtype == recipes.E4M3:
+            return xla_fp8.Float8(_filled(self.shape, 448 / 6, self.dtype), jnp.float32(self.std * 6 / 448))
+        return _filled(self.shape, self.std, self.dtype)
+
+
+@functools.cache
+def _pool() -> np.ndarray[Any, Any]:
+    return np.random.default_rng(0).standard_normal(_POOL, np.float32)
+
+
+def _filled(shape: tuple[int, ...], std: float, dtype: Any) -> jax.Array:
+    if not std:
+        return jnp.zeros(shape, dtype)
+    return jax.device_put(np.resize((_pool() * np.float32(std)).astype(dtype), shape))
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """
+    Attributes:
+        function: (state, batch) → (state, result). The state is given back, and may be written over.
+        state, batch: trees of `Random` and arrays.
+    """
+
+    function: Callable[[Any, Any], Any]
+    state: Any
+    batch: Any
+    compiler: str
+
+    def lower(self, tell: Callable[[Any], object], platforms: tuple[str, ...] | None = None) -> Any:
+        """Traced and lowered.
+
+        Args:
+            tell: called with the report of `xla_fp8.jit`.
+            platforms: for which, if not for this machine's.
+        """
+        if self.compiler == XLA:
+            jitted = jax.jit(self.function, donate_argnums=0)
+        else:
+            jitted = xla_fp8.jit(self.function, donate_argnums=0, backend=self.compiler, report=tell)
+        traced = jitted.trace(structs(self.state), structs(self.batch))
+        return traced.lower(lowering_platforms=platforms) if platforms else traced.lower()
+
+
+def structs(tree: Any) -> Any:
+    """Shapes and types in place of arrays."""
+
+    def of(leaf: Any) -> Any:
+        return leaf.struct() if isinstance(leaf, Random) else jax.ShapeDtypeStruct(jnp.shape(leaf), leaf.dtype)
+
+    return jax.tree.map(of, tree)
+
+
+def arrays(tree: Any) -> Any:
+    """The arrays themselves, on the device."""
+    made = jax.tree.map(lambda leaf: leaf.array() if isinstance(leaf, Random) else jnp.array(leaf), tree)
+    return jax.block_until_ready(made)
+
+
+_NETWORKS: dict[str, ModuleType] = {"resnet50": resnet, "unet": unet, "convnext-t": convnext}
+
+
+def program_of(row: Row, tiny: bool = False) -> Program:
+    """The program of a row."""
+    network = _NETWORKS[row.model]
+    config = network.TINY if tiny else network.init.__defaults__[0]
+    params = network.init(lambda shape, std: Random(shape, std), config)
+    make = _inference if row.mode == "inference" else _training
+    return make(row, network, params, config)
+
+
+def _inputs(row: Row, config: Any) -> tuple[Random, ...]:
+    if row.model == "unet":
+        size, channels = config.latent
+        return (
+            Random((row.batch, size, size, channels), 1, jnp.bfloat16),
+            Random((row.batch,), 100),
+            Random((row.batch, *config.context), 1, jnp.bfloat16),
+        )
+    return (Random((row.batch, config.image, config.image, 3), 1, jnp.bfloat16),)
+
+
+def _apply(row: Row, network: ModuleType, config: Any, params: Any, inputs: Any, ops: Ops) -> Any:
+    if row.model == "unet":
+        return network.apply(params, *inputs, ops=ops, config=config)
+    return network.apply(params, *inputs, ops=ops)
+
+
+def _inference(row: Row, network: ModuleType, params: Any, config: Any) -> Program:
+    """Filters and matrices are stored in the type that is computed in."""
+
+    def stored(path: Any, leaf: Any) -> Any:
+        if not isinstance(leaf, Random):
+            return leaf
+        is_fp8 = row.recipe != "bf16" and not recipes.is_high(recipes.layer_at(path))
+        return dataclasses.replace(leaf, dtype=recipes.E4M3 if is_fp8 else jnp.bfloat16)
+
+    def function(state: Any, inputs: Any) -> Any:
+        params, scale = state
+        return state, _apply(row, network, config, params, inputs, recipes.ops_of(row.recipe, scale))
+
+    state = jax.tree_util.tree_map_with_path(stored, params), np.float32(recipes.AMAX / 448)
+    return Program(function, state, _inputs(row, config), row.compiler)
+
+
+def _training(row: Row, network: ModuleType, params: Any, config: Any) -> Program:
+    """A step of gradient descent with momentum, on parameters in f32."""
+
+    def loss(params: Any, scaling: Any, batch: Any) -> Any:
+        ops = recipes.ops_of(row.recipe, scaling)
+        *inputs, target = batch
+        if row.model == "resnet50":
+            logits, statistics = network.apply_training(params, *inputs, ops=ops)
+            return cross_entropy(logits, target), statistics
+        result = _apply(row, network, config, params, inputs, ops)
+        if row.model == "unet":
+            return jnp.mean(jnp.square(result.astype(jnp.float32) - target.astype(jnp.float32))), {}
+        return cross_entropy(result, target), {}
+
+    def step(state: Any, batch: Any) -> Any:
+        params, velocity, scaling = state
+        found = jax.value_and_grad(loss, (0, 1), has_aux=True)(params, scaling, batch)
+        (value, statistics), (gradient, observed) = found
+        velocity = jax.tree.map(lambda v, g: MOMENTUM * v + g, velocity, gradient)
+        params = jax.tree.map(lambda p, v: p - RATE * v, params, velocity)
+        if statistics:
+            params = network.with_statistics(params, lax.stop_gradient(statistics))
+        scaling = {name: state.update(observed[name]) for name, state in scaling.items()}
+        return (params, velocity, scaling), value
+
+    is_image = row.model == "unet"
+    inputs = _inputs(row, config)
+    target = inputs[0] if is_image else Random((row.batch,), 1, jnp.int32)
+    scaling = {}
+    if row.recipe == "delayed":
+        with jax.default_device(jax.devices("cpu")[0]):
+            start = xla_fp8.DelayedScaling.create(amax=recipes.AMAX)
+        scaling = {name: jax.tree.map(np.asarray, start) for name in recipes.layers_of(params)}
+    velocity = jax.tree.map(lambda leaf: Random(leaf.shape, 0.0), params)
+    return Program(step, (params, velocity, scaling), (*inputs, target), row.compiler)

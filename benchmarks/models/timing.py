@@ -1,0 +1,59 @@
+"""How long one step takes: steps in a row, the device always busy, the median of some rounds."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+_ROUND = 0.25  # seconds of one round, at least
+_MOST_STEPS = 200
+
+
+@dataclasses.dataclass(frozen=True)
+class Timing:
+    """
+    Attributes:
+        ms: milliseconds of one step, the median of the rounds.
+        spread: largest minus least of the rounds, in milliseconds.
+        host_ms: milliseconds in which the host launches one step.
+        host_bound: whether that is most of the time, so that the device waits.
+    """
+
+    ms: float
+    spread: float
+    host_ms: float
+    host_bound: bool
+
+
+def time_steps(step: Callable[[Any, Any], Any], state: Any, batch: Any, rounds: int = 5) -> tuple[Timing, Any]:
+    """Times `(state, batch) → (state, result)`; also returns the last state."""
+    state = run(step, state, batch, 2)
+    start = time.perf_counter()
+    state = run(step, state, batch, 1)
+    once = time.perf_counter() - start
+    steps = max(2, min(_MOST_STEPS, int(_ROUND / max(once, 1e-6))))
+    samples, launches = [], []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        for _ in range(steps):
+            state, result = step(state, batch)
+        launched = time.perf_counter()
+        jax.block_until_ready((state, result))
+        samples.append((time.perf_counter() - start) / steps * 1e3)
+        launches.append((launched - start) / steps * 1e3)
+    ms, host = statistics.median(samples), statistics.median(launches)
+    return Timing(ms, max(samples) - min(samples), host, host > 0.9 * ms), state
+
+
+def run(step: Callable[[Any, Any], Any], state: Any, batch: Any, steps: int) -> Any:
+    """Some steps, to their end; returns the state."""
+    result: Any = None
+    for _ in range(steps):
+        state, result = step(state, batch)
+    jax.block_until_ready((state, result))
+    return state

@@ -1,0 +1,74 @@
+"""The process of one row: compiles, waits until it is told that nothing else runs, then times and profiles."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import time
+from typing import Any
+
+import jax
+
+from benchmarks.models import profile, programs
+from benchmarks.models.rows import Row
+from benchmarks.models.timing import run, time_steps
+
+GO = "go"
+_PROFILED = 3
+
+
+def serve(row: Row, tiny: bool) -> None:
+    """Prints a line of JSON when the row is compiled; after a line from its input another one with what it measured."""
+    start = time.perf_counter()
+    program = programs.program_of(row, tiny)
+    compiled, facts = compile_program(program)
+    _tell({"compile_s": round(time.perf_counter() - start, 1), "device": jax.devices()[0].device_kind} | facts)
+    if sys.stdin.readline().strip() == GO:
+        module = profile.parsed(compiled)
+        _tell(measure(program, compiled, profile.kinds_of(module) if module else {}))
+
+
+def compile_program(program: programs.Program) -> tuple[Any, dict[str, Any]]:
+    """The executable, and what is known of it before it runs."""
+    reports: list[Any] = []
+    start = time.perf_counter()
+    lowered = program.lower(reports.append)
+    lower_s = time.perf_counter() - start
+    compiled = lowered.compile()
+    module = profile.parsed(compiled)
+    memory = compiled.memory_analysis()
+    facts: dict[str, Any] = {
+        "lower_s": round(lower_s, 1),
+        "jax": jax.__version__,
+        "launches": profile.launches(module) if module else {},
+        "rewritten": [str(report.summary) for report in reports],
+    }
+    if memory is not None:
+        facts["memory"] = {
+            "arguments": memory.argument_size_in_bytes,
+            "outputs": memory.output_size_in_bytes - memory.alias_size_in_bytes,
+            "temporary": memory.temp_size_in_bytes,
+        }
+    return compiled, facts
+
+
+def measure(program: programs.Program, compiled: Any, kinds: dict[str, str]) -> dict[str, Any]:
+    """Times, memory and profile of a compiled program."""
+    state, batch = programs.arrays(program.state), programs.arrays(program.batch)
+    timing, state = time_steps(compiled, state, batch)
+    facts: dict[str, Any] = dataclasses.asdict(timing)
+    statistics = jax.devices()[0].memory_stats()
+    if statistics:
+        facts["peak_bytes"] = statistics["peak_bytes_in_use"]
+
+    def several() -> None:
+        run(compiled, state, batch, _PROFILED)
+
+    # The state is given away: the profile runs on the one that the timing left.
+    facts["profile"] = profile.profile(several, _PROFILED, kinds)
+    return facts
+
+
+def _tell(facts: dict[str, Any]) -> None:
+    print(json.dumps(facts), flush=True)
