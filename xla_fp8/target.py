@@ -162,6 +162,7 @@ class Target:
 
 
 def format_version(version: Version) -> str:
+    """`(9, 0)` → "9.0"."""
     return ".".join(map(str, version))
 
 

@@ -59,7 +59,7 @@ def calibrate(
         raise ModelError("a Linen module does not hold its variables: calibrate(model, batches, variables=variables)")
     if call is None:
         call = call_model if variables is None else functools.partial(_apply, variables)
-    seen = _watch(model, batches, call)
+    seen = seen_by_layers(model, batches, call)
     known = {} if framework is None or is_linen else {layer.name: layer for layer in framework.layers(model)}
     layers = [layer.of(known.get(name)) for name, layer in seen.items()]
     plan = Plan(recipe, filter_of(filter))([*layers, *(k for name, k in known.items() if name not in seen)])
@@ -78,7 +78,7 @@ def calibrate(
 
 
 @dataclasses.dataclass
-class _Seen:
+class Seen:
     """What a layer was called with."""
 
     name: str
@@ -97,9 +97,9 @@ class _Seen:
         return StaticScales(_scale(name, self.lhs, recipe), _scale(name, self.rhs, fixed))
 
 
-def _watch(model: Any, batches: Iterable[Any], call: Call) -> dict[str, _Seen]:
+def seen_by_layers(model: Any, batches: Iterable[Any], call: Call) -> dict[str, Seen]:
     """What each layer was called with, in the order of the first calls."""
-    seen: dict[str, _Seen] = {}
+    seen: dict[str, Seen] = {}
 
     def note(name: str, lhs: Any, rhs: Any) -> None:
         layer = seen[name]
@@ -111,7 +111,7 @@ def _watch(model: Any, batches: Iterable[Any], call: Call) -> dict[str, _Seen]:
         before = seen.get(name)
         if before is None or before.layer.size is None or size.flops > before.layer.size.flops:
             layer = Layer(name, contraction.kind, rhs.shape, size)
-            seen[name] = _Seen(name, contraction, layer, *((before.lhs, before.rhs) if before else ()))
+            seen[name] = Seen(name, contraction, layer, *((before.lhs, before.rhs) if before else ()))
         # A callback, because what a transformation inside the model traces could not leave it otherwise.
         jax.debug.callback(functools.partial(note, name), amax_of(lhs), amax_of(rhs))
         return contraction.wide(lhs, rhs)
@@ -128,7 +128,7 @@ def _watch(model: Any, batches: Iterable[Any], call: Call) -> dict[str, _Seen]:
 
 
 def _fixed(
-    chosen: Mapping[str, _Seen], recipe: Recipe, framework: Any, holder: Any
+    chosen: Mapping[str, Seen], recipe: Recipe, framework: Any, holder: Any
 ) -> tuple[dict[str, State], dict[str, jax.Array]]:
     """The states and the FP8 weights of the layers; `holder` has the wide ones."""
     states: dict[str, State] = {}

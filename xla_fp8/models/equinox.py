@@ -134,6 +134,13 @@ def operators(model: eqx.Module) -> dict[str, Operator]:
     }
 
 
+def states(model: eqx.Module) -> dict[str, State]:
+    """What the operators of a converted model keep, by layer."""
+    return {
+        name: layer.state for name, layer in _contractions(model).items() if isinstance(layer, (Fp8Conv, Fp8Linear))
+    }
+
+
 def weight(model: eqx.Module, name: str) -> jax.Array:
     """The weight of a layer."""
     found: jax.Array = _contractions(model)[name].weight

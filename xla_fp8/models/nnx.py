@@ -99,6 +99,12 @@ def operators(model: nnx.Module) -> dict[str, Operator]:
     return {name: injected.operator for name, injected in found.items() if injected is not None}
 
 
+def states(model: nnx.Module) -> dict[str, State]:
+    """What the operators of a converted model keep, by layer."""
+    found = {name: getattr(layer, _attribute(layer) or "", None) for name, layer in _contractions(model)}
+    return {name: own.state.get_value() for name, own in found.items() if isinstance(own, StatefulOperator)}
+
+
 def weight(model: nnx.Module, name: str) -> jax.Array:
     """The weight of a layer."""
     kernel: jax.Array = dict(_contractions(model))[name].kernel.get_value()

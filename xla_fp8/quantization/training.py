@@ -300,19 +300,19 @@ def _cast(
     """x quantized, and with delayed scaling its amax."""
     constant = lax.stop_gradient(x)
     if state is None:
-        amax = _amax_of_all_examples(constant) if recipe.across_vmap else None
+        amax = amax_of_all_examples(constant) if recipe.across_vmap else None
         return Cast(quantize(constant, dtype, amax=amax, power_of_two=recipe.power_of_two), link(x)), None
     q, amax = quantize(constant, state.rule.dtype, scale=state.scale, return_amax=True)
     return Cast(q, link(x)), amax
 
 
 @jax.custom_batching.custom_vmap
-def _amax_of_all_examples(x: jax.Array) -> jax.Array:
+def amax_of_all_examples(x: jax.Array) -> jax.Array:
     """amax_of(x), under jax.vmap of the whole batch. Behind the innermost vmap it is the plain maximum, which
     passes and kernels know."""
     return amax_of(x)
 
 
-@_amax_of_all_examples.def_vmap
-def _amax_of_all_examples_vmap(axis_size: int, batched: Any, x: jax.Array) -> tuple[jax.Array, bool]:
+@amax_of_all_examples.def_vmap
+def _of_all_examples(axis_size: int, batched: Any, x: jax.Array) -> tuple[jax.Array, bool]:
     return amax_of(x), False
