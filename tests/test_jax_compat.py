@@ -200,6 +200,28 @@ def test_equations_of_a_jaxpr_are_taken_out_and_put_back(closed: jax.extend.core
     np.testing.assert_allclose(_jax_compat.evaluate_equations(alone, [jnp.ones(3)])[0], sine)
 
 
+def test_a_traced_function_computes_what_it_did() -> None:
+    table = np.arange(3, dtype=np.float32)
+
+    def function(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return jnp.sin(x) * table, jax.jit(jnp.cos)(y)
+
+    avals = [jax.core.ShapedArray((3,), np.dtype(np.float32))] * 2
+    closed = _jax_compat.trace(function, avals, "name")
+    assert closed.in_avals == avals
+    x = jnp.linspace(0, 1, 3)
+    for got, wanted in zip(jax.extend.core.jaxpr_as_fun(closed)(x, x), function(x, x), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-6)
+
+
+def test_a_traced_function_without_constants_has_the_jaxpr_of_make_jaxpr() -> None:
+    def twice(x: jax.Array) -> tuple[jax.Array]:
+        return (x * 2,)
+
+    aval = jax.core.ShapedArray((3,), np.dtype(np.float32))
+    assert str(_jax_compat.trace(twice, [aval], "name")) == str(jax.make_jaxpr(twice)(aval))
+
+
 def test_equations_without_contexts_are_those_that_a_trace_would_find(closed: jax.extend.core.ClosedJaxpr) -> None:
     plain = _jax_compat.without_contexts(closed)
     assert plain is not None

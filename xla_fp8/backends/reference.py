@@ -136,7 +136,7 @@ def convolution(
 ) -> jax.Array:
     """HLO's convolution, with a result in f32."""
     wide = jnp.bfloat16 if form == "bf16" else jnp.float32
-    lhs, rhs = lhs.astype(wide), rhs.astype(wide)
+    lhs, rhs = (lax.convert_element_type(operand, wide) for operand in (lhs, rhs))
     if form == "exact":
         lhs, window = _padded(lhs, window, labels)
     if form != "fusible":
@@ -178,11 +178,13 @@ def _padded(lhs: jax.Array, window: Window, labels: ConvolutionDimensionNumbers)
     out (it swaps operands where the filter is larger than the image), and of a 1-D convolution padded by -1_1 it
     returns what lies behind the input in memory.
     """
+    if all(w.padding_low == w.padding_high == w.base_dilation - 1 == 0 for w in window):
+        return lhs, window
     added = [(0, 0, 0)] * lhs.ndim
     for dimension, w in zip(labels.input_spatial_dimensions, window, strict=True):
         added[dimension] = (w.padding_low, w.padding_high, w.base_dilation - 1)
     bare = (dataclasses.replace(w, padding_low=0, padding_high=0, base_dilation=1) for w in window)
-    return lax.pad(lhs, jnp.zeros((), lhs.dtype), added), Window(tuple(bare))
+    return lax.pad(lhs, lax.full((), 0, lhs.dtype), added), Window(tuple(bare))
 
 
 def _gelu_erf(a: jax.Array) -> jax.Array:
@@ -235,7 +237,7 @@ def store(value: jax.Array, type: str) -> jax.Array:
     if type in FP8_MAX:
         largest = jnp.float32(FP8_MAX[type])  # a Python number would be f64 in x64 mode
         value = lax.clamp(-largest, value, largest)
-    return value.astype(numpy_dtype(type))
+    return lax.convert_element_type(value, numpy_dtype(type))
 
 
 def _shape_of(operand: jax.Array) -> Shape:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ _INTEGER_RE = re.compile(r"([su])(\d+)")
 _COMMENT_RE = re.compile(r"/\*.*?\*/", re.S)
 
 
+@functools.cache  # there are some thirty, and an array may be asked for its own again and again
 def numpy_dtype(element_type: str) -> np.dtype[Any]:
     """The numpy (or ml_dtypes) type that holds an element type. Raises HloAttributeError for token, opaque, ..."""
     import ml_dtypes

@@ -128,7 +128,7 @@ def _lowered_family(family: Family, platform: str) -> dict[Structure, hlo.HloCom
 def _lowered(structures: Sequence[Structure], platform: str) -> dict[Structure, hlo.HloComputation]:
     """Each region's computation, in a module that has them all."""
     names = [f"{_NAME}_{number}" for number in range(len(structures))]
-    groups = [_arguments(structure) for structure in structures]
+    groups = [_types(structure) for structure in structures]
 
     def regions(groups: Sequence[Sequence[Any]]) -> list[Any]:
         of_jit = _jax_compat.parameters_of_jit()
@@ -145,13 +145,18 @@ def _lowered(structures: Sequence[Structure], platform: str) -> dict[Structure, 
     return {structure: named[name] for structure, name in zip(structures, names, strict=True)}
 
 
-def _arguments(structure: Structure) -> list[Any]:
+def _types(structure: Structure) -> list[Any]:
     return [jax.core.ShapedArray(a.shape, a.dtype, weak_type=a.weak_type) for a in structure.jaxpr.in_avals]
 
 
 def _evaluated(structure: Structure, name: str, arguments: Sequence[Any], of_jit: Mapping[str, Any]) -> list[Any]:
     """The region as a function of that name."""
     plain = _jax_compat.without_contexts(structure.jaxpr)
-    if plain is None:
-        plain = jax.make_jaxpr(lambda *values: _jax_compat.evaluate_equations(structure.jaxpr, values))(*arguments)
-    return _jax_compat.evaluate_staged(plain, arguments, name, of_jit)
+    if plain is not None:
+        return _jax_compat.evaluate_staged(plain, arguments, name, of_jit)
+
+    def evaluated(*values: Any) -> list[Any]:
+        return _jax_compat.evaluate_equations(structure.jaxpr, values)
+
+    evaluated.__name__ = name
+    return list(jax.jit(evaluated)(*arguments))

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from xla_fp8 import _jax_compat
 from xla_fp8.backends import autotune, reference_matmul
 from xla_fp8.backends.protocol import Backend, Implementation
 from xla_fp8.hlo.literal import numpy_dtype
@@ -59,7 +60,7 @@ def _traced(implementation: Callable[..., Any], call: GraphCall | MatmulCall) ->
             return tuple(implementation(*values))
 
     with apart(dtypes_of_shapes((*operands, *call.output_shapes))):
-        return jax.make_jaxpr(named)(*avals)
+        return _jax_compat.trace(named, avals, "xla_fp8_call")
 
 
 def scope(call: GraphCall | MatmulCall) -> str:
