@@ -18,8 +18,10 @@ from xla_fp8.backends import call_text
 from xla_fp8.backends.cudnn import device_context, library, plans
 from xla_fp8.backends.cudnn.backend import CudnnBackend, Plan
 from xla_fp8.backends.example_calls import graph_call
+from xla_fp8.target import Target
 
 CALLS = [graph_call("1:[f8e4m3fn]conv();", channels=channels) for channels in (16, 32)]
+H200 = Target.parse("h200")
 TEXTS = [call_text.encode(call) for call in CALLS]
 
 
@@ -149,3 +151,40 @@ def test_a_program_that_was_not_would_wait_for_ever(machine: Machine, prepared: 
 def test_only_gpus_of_the_program_are_prepared(machine: Machine) -> None:
     CudnnBackend().prepare(CALLS[0], Plan("eng0"), (GPUS[1], jax.devices("cpu")[0]))
     assert machine.launches == [0, 1]
+
+
+def test_what_runs_is_awaited_before_anything_is_loaded(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is a device idle where a program of before was only dispatched to the others."""
+    machine.collective(0)
+
+    class Result:
+        def block_until_ready(self) -> None:
+            if not machine.queued[1]:
+                machine.collective(1)
+
+    class Donated:
+        def block_until_ready(self) -> None:
+            raise RuntimeError("Array has been deleted")
+
+    monkeypatch.setattr(jax, "live_arrays", lambda: [Donated(), Result()])
+    backend = CudnnBackend()
+    config = backend.config_named(CALLS[0], H200, None)
+    backend.lower(CALLS[0], config)
+    backend.prepare(CALLS[0], config, GPUS)
+    assert machine.launches == [1, 1]
+    monkeypatch.setattr(jax, "live_arrays", lambda: pytest.fail("there is nothing to load"))
+    backend.prepare(CALLS[0], config, GPUS)
+
+
+@pytest.mark.parametrize("ask", ["configs", "lower"])
+def test_what_runs_is_awaited_before_a_plan_is_built(
+    ask: str, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.collective(0)
+    monkeypatch.setattr(jax, "live_arrays", lambda: machine.collective(1) or [])
+    monkeypatch.setattr(plans.stopwatch, "microseconds", lambda stream, launch: 10.0)
+    monkeypatch.setattr(device_context, "upload", lambda address, array: None)
+    if ask == "configs":
+        assert CudnnBackend().configs(CALLS[0], H200) == (Plan("eng0"),)
+    else:
+        CudnnBackend().lower(CALLS[0], Plan("eng0"))

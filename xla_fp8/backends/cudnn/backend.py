@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Sequence
 
@@ -69,6 +70,7 @@ class CudnnBackend:
         Raises:
             CudnnMissingError, CudnnUnsupportedError, CudnnError: as `lower`.
         """
+        _await_programs()
         times = plans.on_device(0).times(call_text.encode(call), self.workspace_limit)
         near = [name for name, time in times.items() if time <= NEAR * min(times.values())]
         return tuple(map(Plan, near[:_MOST_NEAR])) or (self._preferred(call),)
@@ -78,12 +80,19 @@ class CudnnBackend:
         if name is None:
             return self._preferred(call)
         try:
-            return Plan(plans.on_device(0).plan(call_text.encode(call), name, self.workspace_limit).name)
+            return Plan(self._plan(call, name).name)
         except CudnnUnsupportedError:
             return None
 
     def _preferred(self, call: GraphCall) -> Plan:
-        return Plan(plans.on_device(0).plan(call_text.encode(call), workspace_limit=self.workspace_limit).name)
+        return Plan(self._plan(call, "").name)
+
+    def _plan(self, call: GraphCall, name: str) -> plans.BuiltPlan:
+        """A plan on the first GPU, where it is built if it is not yet."""
+        device, text = plans.on_device(0), call_text.encode(call)
+        if not device.is_built(text, name):
+            _await_programs()
+        return device.plan(text, name, self.workspace_limit)
 
     def lower(self, call: GraphCall, config: Config) -> Implementation:
         """A JAX function of input, filter and side operands. Builds the plan, to know its workspace.
@@ -95,19 +104,32 @@ class CudnnBackend:
         """
         if not isinstance(config, Plan):
             raise CudnnError(f"a config of the cudnn backend is a Plan, not {config!r}")
-        built = plans.on_device(0).plan(call_text.encode(call), config.name, self.workspace_limit)
+        built = self._plan(call, config.name)
         return ffi.implementation(call, built.name, built.workspace)
 
     def prepare(self, call: GraphCall, config: Config, devices: Sequence[jax.Device]) -> None:
         """Builds and loads the plan on each of the GPUs that will run it (`DevicePlans.prepare`). Raises CudnnError."""
-        if isinstance(config, Plan):
-            # By the name that the program's call has, and the GPU's number in this process, which XLA gives that call.
-            text = call_text.encode(call)
-            name = plans.on_device(0).plan(text, config.name, self.workspace_limit).name
-            for device in devices:
-                if device.platform == "gpu":
-                    plans.on_device(device.local_hardware_id).prepare(text, name)
+        if not isinstance(config, Plan):
+            return
+        # By the name that the program's call has, and the GPU's number in this process, which XLA gives that call.
+        text, name = call_text.encode(call), self._plan(call, config.name).name
+        on = [plans.on_device(device.local_hardware_id) for device in devices if device.platform == "gpu"]
+        if not all(one.is_prepared(text, name) for one in on):
+            _await_programs()
+            for one in on:
+                one.prepare(text, name)
 
     def settled(self, call: GraphCall, config: Config) -> None:
         """Frees what was built for `call` beside `config`, after plans were timed; all where another backend won."""
         plans.on_device(0).keep_only(call_text.encode(call), config.name if isinstance(config, Plan) else "")
+
+
+def _await_programs() -> None:
+    """Returns when the programs that are running have made their results; other threads of Python run meanwhile.
+
+    Building a plan may wait for its device, and the front end lets no other thread run. A program that is in a
+    collective there may need such a thread on another device to go on.
+    """
+    for array in jax.live_arrays():  # type: ignore[no-untyped-call]
+        with contextlib.suppress(RuntimeError):  # it was donated, or its program failed: that has ended too
+            array.block_until_ready()

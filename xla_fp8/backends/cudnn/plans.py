@@ -131,6 +131,16 @@ class DevicePlans:
                 self._built[call, name] = self._built[call, built.name] = built
             return built
 
+    def is_built(self, call: str, name: str) -> bool:
+        """Whether `plan` has it, whatever its workspace."""
+        with self._lock:
+            return (call, name) in self._built
+
+    def is_prepared(self, call: str, name: str) -> bool:
+        """Whether `prepare` has nothing to do."""
+        with self._lock:
+            return (call, name) in self._loaded
+
     def prepare(self, call: str, name: str) -> None:
         """Builds a plan and launches it once, on memory of its own, so that `run` finds everything loaded. Once.
 
@@ -141,9 +151,8 @@ class DevicePlans:
             CudnnUnsupportedError: there is no such plan, or it does not build.
             CudnnError: the launch failed.
         """
-        with self._lock:
-            if (call, name) in self._loaded:
-                return
+        if self.is_prepared(call, name):
+            return
         graph_call = call_text.decode(call)
         with device_context.current(self._ordinal):
             built = self.plan(call, name)
