@@ -22,8 +22,9 @@ from xla_fp8.backends.cudnn.errors import CudnnError, CudnnUnsupportedError
 from xla_fp8.backends.cudnn.operation_graph import one_line
 
 UNPROPOSED = ("eng2_k24=17", *(f"eng4_k24={config}" for config in (44, 45, 49, 53)))
-"""Plans that are tried for every call, whether the heuristics propose them or not: of 13 convolutions on an H200 each
-was the fastest of one, or near it (`docs/benchmarks.md`, cuDNN 9.19.0)."""
+"""Plans that are tried for every call, whether the heuristics propose them or not. Of 13 convolutions with an amax on
+an H200 (cuDNN 9.19.0) 11 had one of them within a tenth of the fastest plan, and two were bound by their launches.
+`python -m benchmarks.cudnn_plans --every` says which would do now."""
 
 _KNOBS = {17: "SPLIT_K_SLC", 24: "KERNEL_CFG"}
 """Knobs by their number in the names of plans (cudnn_graph.h), as the front end calls them."""
