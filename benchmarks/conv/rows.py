@@ -113,7 +113,8 @@ def choose(problem: Problem, footprint: Footprint, limit: int, more: int) -> lis
     """`limit` configs of `configs.generate`, its first guess first; then up to `more` with other room."""
     usual = list(dict.fromkeys(_kinds(problem, footprint, limit)))[:limit]
     schedules: dict[tuple[int, int, bool], Config] = {}
-    for config in usual:
+    # And the tiles of the shortest epilogue, which may not fit with what the autotuner's have for this one.
+    for config in (*usual, *configs.generate(problem, Footprint())):
         schedules.setdefault((config.taps, config.tile_features, config.pingpong), config)
     in_turn = itertools.zip_longest(*(_rooms(config, footprint) for config in schedules.values()))
     others = [config for config in itertools.chain.from_iterable(in_turn) if config and config not in usual]
@@ -132,20 +133,19 @@ def _kinds(problem: Problem, footprint: Footprint, limit: int) -> Iterator[Confi
 
 def _rooms(config: Config, footprint: Footprint) -> Iterator[Config]:
     """The same tile with the stages that other blocks of the epilogue leave, then with fewer stages."""
-    seen = {(footprint.columns(config), footprint.side_slots(config) if footprint.side_sizes else 0, config.stages)}
+
+    def room(config: Config) -> tuple[int, int, int]:
+        return footprint.columns(config), footprint.slots(config), config.stages
+
+    narrow = configs.MIN_COLUMNS
+    seen = {room(config)}
     # Fewest blocks in flight first: they leave most.
-    for columns, slots in (
-        (configs.MIN_COLUMNS, 1),
-        (configs.MIN_COLUMNS, 2),
-        (0, 1),
-        (configs.MIN_COLUMNS, 4),
-        (0, 2),
-    ):
+    for columns, slots in ((narrow, 1), (narrow, 2), (0, 1), (narrow, 4), (0, 2)):
         found = configs.staged(dataclasses.replace(config, columns=columns, side_slots=slots), footprint)
-        if found is not None:
-            room = footprint.columns(found), footprint.side_slots(found) if footprint.side_sizes else 0, found.stages
-            if room not in seen:
-                seen.add(room)
-                yield found
+        if found is not None and room(found) not in seen:
+            seen.add(room(found))
+            yield found
     for stages in range(config.stages - 1, max(2, config.stages - 3), -1):
-        yield dataclasses.replace(config, stages=stages)
+        fewer = dataclasses.replace(config, stages=stages)
+        if configs.fits(fewer, footprint):
+            yield fewer

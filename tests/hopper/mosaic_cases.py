@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -315,6 +316,14 @@ def _named() -> dict[str, MosaicCase]:
         add(f"out-{type}", f"1:[f32]conv();2:[{type}]scale(1);", **ODD)
         graph = "1:[f32]conv();2:[f32]scale(1);3:[f32]add(2);4:[f32]amax(3);5:[f8e4m3fn]scale(3);"
         add(f"add-{type}", graph, side=type, **ODD)
+    # Blocks of an output lie where those of a side tensor were: of all sizes, over several tiles of a consumer.
+    many = {"batch": 16, "image": (33, 40), "channels": 32, "features": 272, "filter": (1, 1)}
+    for side, out in itertools.product(("f8e4m3fn", "bf16", "f32"), repeat=2):
+        for slots, pingpong in ((1, True), (2, True), (2, False), (4, True)):
+            graph = f"1:[f32]conv();2:[f32]scale(1);3:[f32]add(2);4:[f32]relu(3);5:[{out}]scale(4);"
+            config = Config(1, 8, 16, 128, 32, 3, columns=32, side_slots=slots, pingpong=pingpong)
+            kind = "own" if pingpong else "halves"
+            add(f"place-{side}-{out}-{slots}-{kind}", graph, config=config, side=side, **many)
     for op in POINTWISE:
         # sigmoid(0) is not 0: amax must not see what lies outside the output.
         graph = f"1:[f32]conv();2:[f32]invscale(1);3:[f32]{op}(2);4:[f32]amax(3);5:[bf16]scale(3);"

@@ -72,7 +72,7 @@ class Config:
         pieces: column blocks that share one accumulator, one after the other, where `promote` is set: the f32 sums of a
             wide tile leave no registers for an accumulator of the same size.
         columns: output channels that the epilogue works on at a time; 0 is as many as a 128-byte row holds.
-        side_slots: column blocks of one side tensor in flight at most, for each consumer.
+        side_slots: column blocks of one side tensor in shared memory at most, for each consumer.
         pingpong: each consumer has whole tiles of its own, every second one, and runs its epilogue while the other
             multiplies. Otherwise both share each tile, and the tensor core rests during their epilogues. For kernels
             without `promote`, where one consumer alone does not keep the tensor core busy.
@@ -188,23 +188,24 @@ class Footprint:
             columns //= 2
         return columns
 
-    def staging_slots(self, config: Config) -> int:
-        """Column blocks of one output in shared memory at a time, for each consumer."""
-        return min(2, config.tile_features // self.columns(config))
+    @property
+    def slot_sizes(self) -> tuple[int, ...]:
+        """Bytes of an element of each place for blocks: an output and a side tensor have one in common."""
+        pairs = itertools.zip_longest(self.output_sizes, self.side_sizes, fillvalue=0)
+        return tuple(max(pair) for pair in pairs)
 
-    def side_slots(self, config: Config) -> int:
-        """Column blocks of one side tensor in flight at a time, for each consumer."""
-        return min(config.side_slots, config.tile_features // self.columns(config))
+    def slots(self, config: Config) -> int:
+        """Column blocks in shared memory at a time, for each consumer."""
+        return min(config.side_slots if self.side_sizes else 2, config.tile_features // self.columns(config))
 
     def staging_bytes(self, config: Config) -> int:
         """Bytes for both consumers."""
-        column = CONSUMERS * config.warpgroup_pixels * self.columns(config)
-        outputs = self.staging_slots(config) * sum(self.output_sizes)
-        sides = self.side_slots(config) * sum(self.side_sizes)
+        block = config.warpgroup_pixels * self.columns(config)
+        blocks = CONSUMERS * self.slots(config) * block * sum(self.slot_sizes)
         vector = -(-4 * CONSUMERS * config.tile_features // _ALIGNMENT) * _ALIGNMENT
-        barriers = CONSUMERS * (self.side_slots(config) * bool(self.side_sizes) + bool(self.vectors)) + self.amax
+        barriers = CONSUMERS * (self.slots(config) * bool(self.side_sizes) + bool(self.vectors)) + self.amax
         scratch = self.amax * _REDUCTION_SCRATCH + barriers * _BARRIER
-        return column * (outputs + sides) + self.vectors * vector + scratch
+        return blocks + self.vectors * vector + scratch
 
 
 SUMS = Footprint(output_sizes=(4,))

@@ -11,8 +11,8 @@
                  +--------------------- shared memory ----------------------+
       input  --> | stage 0 | stage 1 | ...   each BM x BK and BN x BK bytes  | --> tensor core --> accumulator
       filter --> |                                                          |                           |
-      sides  --> | side blocks  (2 consumers x slots x BM/2 x columns)       | --> epilogue <------------+
-      output <-- | output blocks (2 consumers x slots x BM/2 x columns)      | <--    |
+      sides  --> | blocks  (2 consumers x slots x BM/2 x columns)           | --> epilogue <------------+
+      output <-- |                                                          | <--    |
                  +----------------------------------------------------------+
 
 Two views of the same bytes. The tensor core wants a tile of pixels x BK in 8-row groups, swizzled, which Mosaic calls
@@ -27,7 +27,7 @@ each part with a barrier that is awaited once.
 
 The epilogue goes over the tile in blocks of columns (output channels), each staged in shared memory and stored by TMA,
 which leaves out what lies outside the output. Side tensors come the same way, the first blocks asked for before the
-reduction.
+reduction. A block of an output lies where that of a side tensor was: what is left of shared memory goes to the stages.
 
 amax: each consumer keeps the largest value of every row in registers over all its tiles (pixels and channels outside
 the output masked), and writes one number at its end, in turn; `jnp.max` over 2 x blocks numbers does the rest.
@@ -35,6 +35,7 @@ the output masked), and writes one number at its end, in turn; `jnp.max` over 2 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import operator
@@ -162,8 +163,7 @@ class _Kernel:
         footprint = epilogue.footprint
         self.columns = footprint.columns(self.config)
         self.column_blocks = self.config.tile_features // self.columns
-        self.staging_slots = footprint.staging_slots(self.config)
-        self.side_slots = footprint.side_slots(self.config)
+        self.slots = footprint.slots(self.config)
 
     # Shared memory
 
@@ -172,29 +172,50 @@ class _Kernel:
         c = self.config
         box = (c.tile_images, c.copied_height, c.tile_width)
         filters = c.resident // c.taps
-        consumers = CONSUMERS * self.side_slots
         tensors, vectors = len(self.epilogue.tensors), len(self.epilogue.vectors)
         pl.run_scoped(
             functools.partial(self.run, gmem),
-            input_smem=_two_views((c.stages,), box, c.tile_channels, input_type),
-            filter_smem=_two_views((filters or c.stages, c.taps), (c.tile_features,), c.tile_channels, filter_type),
-            output_smem=[self.column_smem(self.staging_slots, dtype) for dtype in self.epilogue.output_dtypes],
-            side_smem=[self.column_smem(self.side_slots, dtype) for dtype in self.epilogue.tensor_dtypes],
+            input_smem=plgpu.RefUnion(*_two_views((c.stages,), box, c.tile_channels, input_type)),
+            filter_smem=plgpu.RefUnion(
+                *_two_views((filters or c.stages, c.taps), (c.tile_features,), c.tile_channels, filter_type)
+            ),
+            block_smem=[self.block_smem(pair) for pair in self.pairs],
             vector_smem=[plgpu.SMEM((CONSUMERS, c.tile_features), jnp.float32) for _ in self.epilogue.vectors],
             full=plgpu.Barrier(
                 num_arrivals=1 if filters else 1 + c.taps, num_barriers=c.stages * (CONSUMERS if c.pingpong else 1)
             ),
             empty=plgpu.Barrier(num_arrivals=1 if c.pingpong else CONSUMERS, num_barriers=c.stages),
             filter_full=plgpu.Barrier(num_arrivals=c.taps, num_barriers=filters) if filters else None,
-            side_full=plgpu.Barrier(num_arrivals=tensors, num_barriers=consumers) if tensors else None,
+            side_full=plgpu.Barrier(num_arrivals=tensors, num_barriers=CONSUMERS * self.slots) if tensors else None,
             vector_full=plgpu.Barrier(num_arrivals=vectors, num_barriers=CONSUMERS) if vectors else None,
             turn=plgpu.Barrier() if self.epilogue.amax_count else None,
             collective_axes="warpgroup",
         )
 
-    def column_smem(self, slots: int, dtype: Any) -> Any:
-        """Blocks of `columns` output channels for each consumer and slot."""
-        return _two_views((CONSUMERS, slots), self.geometry.warpgroup_box(), self.columns, dtype)
+    @property
+    def pairs(self) -> list[tuple[Any, ...]]:
+        """Types of the tensors whose blocks have a place in common: an output and a side tensor, or one of them."""
+        types = itertools.zip_longest(self.epilogue.output_dtypes, self.epilogue.tensor_dtypes)
+        return [tuple(dtype for dtype in pair if dtype is not None) for pair in types]
+
+    def block_smem(self, types: Sequence[Any]) -> Any:
+        """Blocks of `columns` output channels for each consumer and slot, in the views of each type."""
+        box = self.geometry.warpgroup_box()
+        views = [_two_views((CONSUMERS, self.slots * of), box, self.columns, dtype) for dtype, of in _places(types)]
+        return plgpu.RefUnion(*itertools.chain.from_iterable(views))
+
+    def blocks_of(self, block_smem: Sequence[Any], warpgroup: jax.Array) -> tuple[list[_Blocks], list[_Blocks]]:
+        """One consumer's blocks of the outputs, and of the side tensors."""
+        outputs: list[_Blocks] = []
+        sides: list[_Blocks] = []
+        for types, views in zip(self.pairs, block_smem, strict=True):
+            places = [of for _, of in _places(types)]
+            pairs = zip(views[::2], views[1::2], places, strict=True)
+            blocks = [_Blocks(tiled, flat, warpgroup, of) for tiled, flat, of in pairs]
+            if len(outputs) < len(self.epilogue.outputs):
+                outputs.append(blocks.pop(0))
+            sides += blocks
+        return outputs, sides
 
     # The three warpgroups
 
@@ -203,8 +224,7 @@ class _Kernel:
         gmem: Sequence[Any],
         input_smem: Any,
         filter_smem: Any,
-        output_smem: Any,
-        side_smem: Any,
+        block_smem: Any,
         vector_smem: Any,
         full: Any,
         empty: Any,
@@ -229,8 +249,9 @@ class _Kernel:
         def _() -> None:
             plgpu.set_max_registers(_CONSUMER_REGISTERS, action="increase")
             multiply = functools.partial(self.multiply, warpgroup, input_tiled, filter_tiled, full, empty, filter_full)
-            sides = _Sides(self, warpgroup, side_gmem, side_smem, side_full, vector_smem, vector_full)
-            self.consume(warpgroup, block_tiles, multiply, sides, result_gmem, output_smem, turn)
+            output_blocks, side_blocks = self.blocks_of(block_smem, warpgroup)
+            sides = _Sides(self, warpgroup, side_gmem, side_blocks, side_full, vector_smem, vector_full)
+            self.consume(warpgroup, block_tiles, multiply, sides, result_gmem, output_blocks, turn)
 
     def origin(self, i: jax.Array) -> Origin:
         """Where tile `i` of this block starts."""
@@ -302,7 +323,7 @@ class _Kernel:
         multiply: Callable[[jax.Array, jax.Array, Index], tuple[jax.Array, ...]],
         sides: _Sides,
         result_gmem: Sequence[Any],
-        output_smem: Sequence[Any],
+        output_blocks: Sequence[_Blocks],
         turn: Any,
     ) -> None:
         """Computes this consumer's half of every tile, or every second tile."""
@@ -317,8 +338,7 @@ class _Kernel:
             origin = geometry.warpgroup_origin(whole, warpgroup)
             steps = geometry.steps(whole)
             sides.fetch_vectors(origin)
-            for column_block in range(min(self.side_slots, self.column_blocks)):
-                sides.fetch(origin, column_block)
+            sides.fetch_first(origin)
             pieces = multiply(first_tile, first_step, steps)
             inside = self.rows_inside(origin) if epilogue.amax_count and not geometry.covers_exactly else None
 
@@ -326,6 +346,8 @@ class _Kernel:
             for q in range(self.column_blocks):
                 first = q * self.columns
                 piece, column = divmod(first, self.config.piece_features)
+                if self.slots == 1:
+                    sides.fetch_next(origin, q)
                 tensors, magnitudes, factors = epilogue.evaluate(
                     pieces[piece][:, column : column + self.columns], sides.reader(q), reciprocal=_reciprocal
                 )
@@ -333,9 +355,9 @@ class _Kernel:
                     jnp.maximum(old, self.largest(new, origin, first, inside))
                     for old, new in zip(maxima, magnitudes, strict=True)
                 )
-                self.store(q, tensors, origin, warpgroup, output_smem, output_gmem)
-                if q + self.side_slots < self.column_blocks:
-                    sides.fetch(origin, q + self.side_slots)
+                if self.slots > 1:
+                    sides.fetch_next(origin, q)
+                self.store(q, tensors, origin, output_blocks, output_gmem)
             after = first_step + steps + geometry.passed_steps(self.origin(i + 1))
             return after, maxima, tuple(map(jnp.float32, factors))
 
@@ -446,8 +468,7 @@ class _Kernel:
         column_block: int,
         tensors: Sequence[jax.Array],
         origin: Origin,
-        warpgroup: jax.Array,
-        output_smem: Sequence[Any],
+        output_blocks: Sequence[_Blocks],
         output_gmem: Sequence[Any],
     ) -> None:
         """Stores one block of columns of every output: registers, shared memory, global memory."""
@@ -456,10 +477,10 @@ class _Kernel:
             # In the view by phases, channels beyond K are those of the next column.
             inside.append(origin.k + column_block * self.columns < self.geometry.problem.features)
         if not inside:
-            self.store_box(column_block, tensors, origin, warpgroup, output_smem, output_gmem)
+            self.store_box(column_block, tensors, origin, output_blocks, output_gmem)
             return
         everywhere = functools.reduce(operator.and_, inside)
-        pl.when(everywhere)(lambda: self.store_box(column_block, tensors, origin, warpgroup, output_smem, output_gmem))
+        pl.when(everywhere)(lambda: self.store_box(column_block, tensors, origin, output_blocks, output_gmem))
         # A store also keeps the copies that follow from overtaking warps that still read side blocks.
         pl.when(~everywhere)(plgpu.commit_smem)
 
@@ -468,20 +489,19 @@ class _Kernel:
         column_block: int,
         tensors: Sequence[jax.Array],
         origin: Origin,
-        warpgroup: jax.Array,
-        output_smem: Sequence[Any],
+        output_blocks: Sequence[_Blocks],
         output_gmem: Sequence[Any],
     ) -> None:
-        slot = column_block % self.staging_slots
+        slot = column_block % self.slots
         # The last copy out of this slot must have read it: at the start of a tile all have to, later all but those of
-        # the other slots.
-        pending = 0 if column_block == 0 else (self.staging_slots - 1) * len(tensors)
+        # the other slots. And all warps must have read the side block that lies there.
+        pending = 0 if column_block == 0 else (self.slots - 1) * len(tensors)
         plgpu.wait_smem_to_gmem(pending, wait_read_only=True)
-        for tensor, (tiled, _) in zip(tensors, output_smem, strict=True):
-            tiled.at[warpgroup, slot][...] = tensor
+        for tensor, blocks in zip(tensors, output_blocks, strict=True):
+            blocks.tiled_at(slot)[...] = tensor
         plgpu.commit_smem()  # type: ignore[no-untyped-call]
-        for (_, flat), gmem in zip(output_smem, output_gmem, strict=True):
-            plgpu.copy_smem_to_gmem(flat.at[warpgroup, slot], gmem.at[self.output_box(origin, column_block)])
+        for blocks, gmem in zip(output_blocks, output_gmem, strict=True):
+            plgpu.copy_smem_to_gmem(blocks.flat_at(slot), gmem.at[self.output_box(origin, column_block)])
 
     def output_box(self, origin: Origin, column_block: int) -> tuple[Any, ...]:
         """Where a block of columns of a consumer's half tile lies in a tensor of the output's shape."""
@@ -549,6 +569,22 @@ class _Kernel:
         return jnp.where(lax.broadcast_in_dim(inside, block.shape, (0,)), block, 0.0)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Blocks:
+    """One consumer's column blocks of one tensor, of which one in `places` belongs to a slot."""
+
+    tiled: Any
+    flat: Any
+    warpgroup: jax.Array
+    places: int
+
+    def tiled_at(self, slot: int) -> Any:
+        return self.tiled.at[self.warpgroup, slot * self.places]
+
+    def flat_at(self, slot: int) -> Any:
+        return self.flat.at[self.warpgroup, slot * self.places]
+
+
 class _Sides:
     """The side operands of one consumer: vectors and tensors come through shared memory, asked for before the sums."""
 
@@ -557,14 +593,14 @@ class _Sides:
         kernel: _Kernel,
         warpgroup: jax.Array,
         gmem: Sequence[Any],
-        smem: Sequence[Any],
+        blocks: Sequence[_Blocks],
         full: Any,
         vector_smem: Sequence[Any],
         vector_full: Any,
     ) -> None:
-        self.kernel, self.epilogue, self.slots = kernel, kernel.epilogue, kernel.side_slots
+        self.kernel, self.epilogue, self.slots = kernel, kernel.epilogue, kernel.slots
         self.warpgroup, self.gmem = warpgroup, gmem
-        self.smem, self.full = smem, full
+        self.blocks, self.full = dict(zip(self.epilogue.tensors, blocks, strict=True)), full
         self.vector_smem = dict(zip(self.epilogue.vectors, vector_smem, strict=True))
         self.vector_full = vector_full
         self.scalars = {i: gmem[i][0] for i in self.epilogue.scalars}
@@ -579,31 +615,48 @@ class _Sides:
         if self.vector_smem:
             plgpu.barrier_wait(self.vector_full.at[self.warpgroup])
 
+    def fetch_first(self, origin: Origin) -> None:
+        """Asks for the first blocks of every side tensor, where the outputs of the last tile were."""
+        if not self.blocks:
+            return
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+        for column_block in range(self.slots):
+            self.fetch(origin, column_block)
+        for column_block in range(self.slots, self.kernel.column_blocks):
+            # Into the L2 cache: when there is room for them, they are waited for.
+            for i in self.blocks:
+                plgpu.async_prefetch(self.gmem[i].at[self.kernel.output_box(origin, column_block)])
+
+    def fetch_next(self, origin: Origin, column_block: int) -> None:
+        """Asks for a block where that before `column_block` was, once this is stored."""
+        following = column_block - 1 + self.slots
+        if self.blocks and column_block > 0 and following < self.kernel.column_blocks:
+            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+            self.fetch(origin, following)
+
     def fetch(self, origin: Origin, column_block: int) -> None:
         """Asks for one block of columns of every side tensor."""
         slot = column_block % self.slots
-        for i, (_, flat) in zip(self.epilogue.tensors, self.smem, strict=True):
+        for i, blocks in self.blocks.items():
             source = self.gmem[i].at[self.kernel.output_box(origin, column_block)]
-            full = self.full.at[self.warpgroup * self.slots + slot]
-            plgpu.copy_gmem_to_smem(source, flat.at[self.warpgroup, slot], full)
+            plgpu.copy_gmem_to_smem(source, blocks.flat_at(slot), self.full.at[self.warpgroup * self.slots + slot])
 
     def reader(self, column_block: int) -> Callable[[int], jax.Array]:
         """What `Epilogue.evaluate` asks for the side operands of one block of columns."""
         columns = self.kernel.columns
         shape = (self.kernel.config.warpgroup_pixels, columns)
         slot = column_block % self.slots
-        blocks: dict[int, jax.Array] = {}
-        if self.epilogue.tensors:
+        tensors: dict[int, jax.Array] = {}
+        if self.blocks:
             plgpu.barrier_wait(self.full.at[self.warpgroup * self.slots + slot])
-            for i, (tiled, _) in zip(self.epilogue.tensors, self.smem, strict=True):
-                blocks[i] = tiled[self.warpgroup, slot].astype(jnp.float32)
+            tensors = {i: blocks.tiled_at(slot)[...].astype(jnp.float32) for i, blocks in self.blocks.items()}
 
         def read(i: int) -> jax.Array:
             if i in self.scalars:
                 scalar: jax.Array = self.scalars[i]
                 return scalar
-            if i in blocks:
-                return blocks[i]
+            if i in tensors:
+                return tensors[i]
             part = self.vector_smem[i].at[self.warpgroup, pl.ds(column_block * columns, columns)]
             vector = _load(part, plgpu.Layout.WGMMA.reduce(0))
             return lax.broadcast_in_dim(vector, shape, (1,))
@@ -625,17 +678,23 @@ def _reciprocal(block: jax.Array) -> jax.Array:
     return result
 
 
-def _two_views(leading: tuple[int, ...], box: tuple[int, ...], columns: int, dtype: Any) -> Any:
-    """The same shared memory as [rows, columns] for tensor core and registers, and as [*box, columns] for copies."""
+def _two_views(leading: tuple[int, ...], box: tuple[int, ...], columns: int, dtype: Any) -> tuple[Any, Any]:
+    """What lies in the same bytes: [rows, columns] for tensor core and registers, [*box, columns] for copies."""
     swizzle = columns * jnp.dtype(dtype).itemsize
     rows = 1
     for extent in box:
         rows *= extent
     tiled = (plgpu.TilingTransform((8, columns)), plgpu.SwizzleTransform(swizzle))
-    return plgpu.RefUnion(
+    return (
         plgpu.SMEM((*leading, rows, columns), dtype, transforms=tiled),
         plgpu.SMEM((*leading, *box, columns), dtype, transforms=(plgpu.SwizzleTransform(swizzle),)),
     )
+
+
+def _places(types: Sequence[Any]) -> list[tuple[Any, int]]:
+    """Each type, with how many blocks of it are as large as one of the largest type."""
+    largest = max(jnp.dtype(dtype).itemsize for dtype in types)
+    return [(dtype, largest // jnp.dtype(dtype).itemsize) for dtype in types]
 
 
 def _load(ref: Any, layout: Any) -> jax.Array:
