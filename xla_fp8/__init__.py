@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from xla_fp8.api.rewrite import rewrite
     from xla_fp8.functions import conv_general_dilated, saturating_cast
     from xla_fp8.models.calibrate import calibrate
+    from xla_fp8.models.compare import compare
     from xla_fp8.models.convert import convert
     from xla_fp8.models.errors import MissingPackageError, ModelError, NothingConvertedWarning
     from xla_fp8.models.recipe import Recipe
@@ -49,6 +50,7 @@ __all__ = [
     "XlaFp8Error",
     "__version__",
     "calibrate",
+    "compare",
     "conv_general_dilated",
     "conversion_report",
     "convert",
@@ -80,6 +82,7 @@ _HOME = {
     "Recipe": "xla_fp8.models.recipe",
     "UntraceableError": "xla_fp8.tracing.errors",
     "calibrate": "xla_fp8.models.calibrate",
+    "compare": "xla_fp8.models.compare",
     "conv_general_dilated": "xla_fp8.functions",
     "conversion_report": "xla_fp8.models.report",
     "convert": "xla_fp8.models.convert",

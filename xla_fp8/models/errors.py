@@ -10,11 +10,18 @@ class ModelError(XlaFp8Error, TypeError):
 
 
 class MissingPackageError(XlaFp8Error, ImportError):
-    """A framework that is not installed."""
+    """A package that is not installed.
 
-    def __init__(self, package: str) -> None:
+    Args:
+        package: its name, and that of our module for it.
+        extra: of xla-fp8 that brings it; its own name if "".
+        wanted_by: what needs it; our module if "".
+    """
+
+    def __init__(self, package: str, extra: str = "", wanted_by: str = "") -> None:
         super().__init__(
-            f"xla_fp8.models.{package} needs {package}, which is not installed: pip install 'xla-fp8[{package}]'"
+            f"{wanted_by or f'xla_fp8.models.{package}'} needs {package}, which is not installed: "
+            f"pip install 'xla-fp8[{extra or package}]'"
         )
 
 

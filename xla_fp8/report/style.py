@@ -13,6 +13,11 @@ STYLE = """
 .xla-fp8 code, .xla-fp8 pre { font: 12.5px/1.5 ui-monospace, monospace; }
 .xla-fp8 code { overflow-wrap: anywhere; }
 .xla-fp8 a { color: var(--link); text-decoration: none; } .xla-fp8 a:hover { text-decoration: underline; }
+.xla-fp8 table { border-collapse: collapse; }
+.xla-fp8 th, .xla-fp8 td { border-bottom: 1px solid var(--line); padding: .3rem .9rem .3rem 0; text-align: left; }
+.xla-fp8 th { color: var(--soft); font-weight: 600; font-size: 12px; }
+.xla-fp8 .bar { display: inline-block; height: .7em; background: var(--plain); border-radius: 2px; }
+.xla-fp8 .rewritten .bar { background: var(--good); }
 .xla-fp8 p { margin: .3rem 0; }
 .xla-fp8 .summary { font-size: 16px; margin: 0; }
 .xla-fp8 .target, .xla-fp8 .note, .xla-fp8 .rule, .xla-fp8 .callers { color: var(--soft); }
