@@ -17,7 +17,7 @@ import jax
 
 from benchmarks.conv import executables, state
 from benchmarks.conv.measure import bare_row, first_outputs
-from benchmarks.conv.programs import KERNELS, MAIN, TARGET, Case, backend_of, calls, operands_of, program
+from benchmarks.conv.programs import KERNELS, TARGET, Case, backend_of, calls, operands_of, program
 from benchmarks.conv.timing import Contestant, Inputs, Timing, agreement, short, time_in_turn
 from xla_fp8.backends.mosaic import configs
 from xla_fp8.backends.mosaic.configs import Config, Footprint
@@ -98,15 +98,15 @@ def _facts(timing: Timing) -> dict[str, Any]:
 def _chosen(case: Case, limit: int) -> list[Config]:
     """What the autotuner would time, and the best guess of each kind of schedule beside, `limit` in all.
 
-    Of the epilogues that are there to learn what an epilogue costs, as many again: the same tiles with other room for
-    the epilogue and for the copies.
+    Of the common shapes, from which one learns what an epilogue costs, as many again: the same tiles with other room
+    for the epilogue and for the copies.
     """
     if jax.default_backend() == "cpu":
         return list(backend_of("mosaic").configs(case.call, TARGET))  # type: ignore[arg-type]
     problem, chain = problem_of(case.call), epilogue_of(case.call)
     assert isinstance(problem, Problem)
     assert isinstance(chain, Epilogue)
-    return choose(problem, chain.footprint, limit, 0 if case.epilogue == MAIN else limit)
+    return choose(problem, chain.footprint, limit, limit if "common" in case.networks else 0)
 
 
 def choose(problem: Problem, footprint: Footprint, limit: int, more: int) -> list[Config]:

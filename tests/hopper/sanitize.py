@@ -21,8 +21,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-CASES = ("odd-full", "gradient-2-odd-full", "stride-2-odd-full", "splits-3", "tail-highest", "pingpong-large")
-"""Cut tiles, phases, strides, a split reduction, promotion, and consumers that take turns."""
+CASES = (
+    *("odd-full", "gradient-2-odd-full", "stride-2-odd-full", "splits-3", "tail-highest", "pingpong-large"),
+    "columns-64-1",
+)
+"""Cut tiles, phases, strides, a split reduction, promotion, consumers that take turns, blocks that follow in place."""
 
 _SUMMARY = re.compile(
     r"ERROR SUMMARY: (?P<errors>\d+) error|RACECHECK SUMMARY: (?P<hazards>\d+) hazards? displayed "
