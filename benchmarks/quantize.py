@@ -8,7 +8,7 @@ jit, one behind the other; launching is hidden and the times taken as `benchmark
 results are compared with those of plain JAX, bit by bit and a hundred times.
 
 "floor" is what a device copy, measured in the same run, would take for the bytes: of a dynamic scale x twice and the
-result (x once where all of it stays in the L2 cache), of a given scale x once. Two-byte x and one-byte results.
+result (x once where all of it stays in the L2 cache), of a given scale x once. Results have one byte.
 """
 
 from __future__ import annotations
@@ -32,8 +32,10 @@ import numpy as np
 from jax import lax
 
 from benchmarks.conv.timing import Contestant, Timing, copy_bandwidth, short, time_in_turn
+from xla_fp8.backends.quantize import resident
 from xla_fp8.backends.quantize.atomic import Atomic
 from xla_fp8.backends.quantize.reduction import Reduction
+from xla_fp8.backends.quantize.resident import Resident
 from xla_fp8.backends.quantize.single_pass import SinglePass
 from xla_fp8.backends.quantize.two_kernels import Settings
 from xla_fp8.quantization.algorithms import Algorithm, Lax, Layout, Request
@@ -49,19 +51,21 @@ _POOL = 1 << 22
 class Row:
     """
     Attributes:
-        shape: of the bfloat16 tensor.
-        layout: "row", or "both" with a transposed copy.
+        shape: of the tensor.
+        layout: "row", "transposed", or "both".
         delayed: the scale is given, and the amax found on the way.
+        dtype: of the tensor.
     """
 
     shape: tuple[int, ...]
     layout: Layout = "row"
     delayed: bool = False
+    dtype: str = "bfloat16"
 
     @property
     def name(self) -> str:
         parts = "x".join(map(str, self.shape)), self.layout, "delayed" if self.delayed else "dynamic"
-        return " ".join(parts)
+        return " ".join(parts if self.dtype == "bfloat16" else (*parts, self.dtype))
 
     @property
     def size(self) -> int:
@@ -70,8 +74,9 @@ class Row:
     @property
     def floor_bytes(self) -> int:
         """Bytes that must move between the device's memory and its L2 cache, for one tensor."""
-        reads = 1 if self.delayed or 2 * self.size <= _L2_BYTES else 2
-        return self.size * (2 * reads + (1 if self.layout == "row" else 2))
+        wide = np.dtype(jnp.dtype(self.dtype)).itemsize
+        reads = 1 if self.delayed or wide * self.size <= _L2_BYTES else 2
+        return self.size * (wide * reads + (2 if self.layout == "both" else 1))
 
     @property
     def calls(self) -> int:
@@ -82,7 +87,7 @@ class Row:
     def request(self) -> Request:
         return Request(
             self.shape,
-            jnp.dtype(jnp.bfloat16),
+            jnp.dtype(self.dtype),
             ScaleRule(jnp.dtype(jnp.float8_e4m3fn)),
             (),
             self.layout,
@@ -95,24 +100,48 @@ class Row:
 SQUARES = [(n, n) for n in (4096, 8192, 16384)]
 ACTIVATIONS = [(64, 56, 56, 256), (2, 64, 64, 320)]
 ROWS = (
-    *(Row(shape) for shape in (*SQUARES, *ACTIVATIONS)),
-    *(Row(shape, "both") for shape in (*SQUARES, *ACTIVATIONS)),
+    *(Row(shape) for shape in SQUARES),
     *(Row(shape, delayed=True) for shape in SQUARES),
-    Row((8192, 8192), "both", delayed=True),
+    *(Row(shape, "both") for shape in SQUARES),
     *(Row((10**exponent,)) for exponent in (3, 4, 5, 6, 7, 8, 9)),
+    *(Row(shape, layout) for shape in ACTIVATIONS for layout in ("row", "both")),
+    Row((8192, 8192), "both", delayed=True),
     Row((1024, 1024)),
     Row((1024, 1024), "both"),
+    Row((8192, 8192), "transposed"),
+    Row((8192, 8192), dtype="float32"),
+    Row((8192, 8192), dtype="float16"),
 )
 """The most wanted first, for a run that ends early."""
 
 TINY = (Row((1000,)), Row((33, 65), "both"), Row((64, 64), delayed=True))
 
 ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType(
-    {"xla": Lax(), "atomic": Atomic(), "reduction": Reduction(), "single_pass": SinglePass()}
+    {
+        "xla": Lax(),
+        "atomic": Atomic(),
+        "reduction": Reduction(),
+        "single_pass": SinglePass(),
+        "resident": Resident(),
+    }
 )
 
 VARIANTS: Mapping[str, Algorithm] = MappingProxyType(
     {
+        **{
+            f"resident, {warpgroups} x {slots} x {slot_bytes} lag {lag}": Resident(
+                flat=resident.Settings(warpgroups, slots, slot_bytes, lag)
+            )
+            for warpgroups, slots, slot_bytes, lag in (
+                (4, 7, 8192, 1),
+                (4, 7, 8192, 3),
+                (2, 7, 16384, 2),
+                (2, 14, 8192, 3),
+                (4, 4, 8192, 1),
+                (8, 3, 8192, 1),
+                (8, 7, 4096, 2),
+            )
+        },
         "atomic, separate scale": Atomic(settings=Settings("separate")),
         "reduction, separate scale": Reduction(settings=Settings("separate")),
         "atomic, cast 4 programs": Atomic(settings=Settings(cast_programs=4)),
@@ -131,6 +160,11 @@ VARIANTS: Mapping[str, Algorithm] = MappingProxyType(
 )
 """Other settings, for rows without a transposed copy."""
 
+STREAMS: Mapping[str, Algorithm] = MappingProxyType(
+    {name: algorithm for name, algorithm in VARIANTS.items() if isinstance(algorithm, Resident)}
+)
+"""Other settings, for rows with a given scale."""
+
 TILES: Mapping[str, Algorithm] = MappingProxyType(
     {
         f"atomic, tile {rows}x{columns} {warps} warps": Atomic(
@@ -145,17 +179,73 @@ TILES: Mapping[str, Algorithm] = MappingProxyType(
         # These have at most 62 registers (of the first two) on shapes that the tile divides.
         for rows, columns, warps, each in ((64, 64, 4, 4), (128, 64, 8, 2), (128, 128, 8, 1), (128, 256, 16, 1))
     }
+    | {
+        f"resident, {warpgroups} x {slots} x {slot_bytes} lag {lag}": Resident(
+            tiled=resident.Settings(warpgroups, slots, slot_bytes, lag)
+        )
+        for warpgroups, slots, slot_bytes, lag in (
+            (4, 3, 16384, 0),
+            (4, 7, 8192, 2),
+            (2, 7, 16384, 2),
+            (2, 3, 32768, 1),
+            (3, 4, 16384, 1),
+        )
+    }
 )
 """Other tiles, for rows with a transposed copy."""
 
-VARIED = (Row((4096, 4096)), Row((8192, 8192)), Row((16384, 16384)), Row((10**6,)), Row((10**4,)))
-TILED = (Row((8192, 8192), "both"), Row((4096, 4096), "both"))
+VARIED = (
+    (Row((4096, 4096)), VARIANTS),
+    (Row((4096, 4096), delayed=True), STREAMS),
+    (Row((8192, 8192), "both"), TILES),
+    (Row((16384, 16384)), VARIANTS),
+    (Row((16384, 16384), delayed=True), STREAMS),
+    (Row((4096, 4096), "both"), TILES),
+    (Row((8192, 8192)), VARIANTS),
+    (Row((10**6,)), VARIANTS),
+)
 
-PUBLISHED = {
-    "torchao float8nocompile, atomic": {4096**2: 101.3, 8192**2: 163.7, 16384**2: 360.8},
-    "torch.compile": {4096**2: 56.4, 8192**2: 245.8, 16384**2: 935.0},
-}
-"""Microseconds of PyTorch's kernels on an H200, row-major, dynamic: from a run of their own, not of this script."""
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """Rows that are one panel of the plot.
+
+    Attributes:
+        ending: of their names.
+        bytes: of an element that speeds count, as if nothing stayed in a cache.
+        peers: microseconds by size of PyTorch's kernels, by name.
+    """
+
+    title: str
+    ending: str
+    bytes: int
+    peers: Mapping[str, Mapping[int, float]]
+
+
+def _squares(*us: float) -> Mapping[int, float]:
+    return dict(zip((n * n for n, _ in SQUARES), us, strict=True))
+
+
+KINDS = (
+    Kind(
+        "dynamic scale",
+        "row dynamic",
+        5,
+        {
+            "torchao float8nocompile, atomic": _squares(101.3, 163.7, 360.8),
+            "torchao float8nocompile, reduction": _squares(177.9, 794.8, 3320),
+            "torch.compile": _squares(56.4, 245.8, 935.0),
+        },
+    ),
+    Kind(
+        "dynamic scale, both layouts",
+        "both dynamic",
+        6,
+        {"torchao float8nocompile, atomic": _squares(512.1, 1982.8, 7774.7)},
+    ),
+    Kind("given scale, with amax", "row delayed", 3, {"transformer_nuggets": _squares(42.6, 60.5, 226.2)}),
+)
+"""The peers' times are of one H200, 2026-11-30, bfloat16 to e4m3: of a run of their own, not of this script."""
 
 
 def program(algorithm: Algorithm, row: Row) -> Callable[..., Any]:
@@ -176,7 +266,7 @@ def program(algorithm: Algorithm, row: Row) -> Callable[..., Any]:
 
 def inputs(row: Row) -> tuple[list[jax.Array], jax.Array]:
     """Normal numbers, for each call others; and a scale with which some saturate."""
-    pool = jnp.asarray(np.random.default_rng(0).normal(size=_POOL), jnp.bfloat16)
+    pool = jnp.asarray(np.random.default_rng(0).normal(size=_POOL), jnp.dtype(row.dtype))
 
     @jax.jit
     def make(pool: jax.Array, number: jax.Array) -> jax.Array:
@@ -239,7 +329,10 @@ def compile_all(jobs: Sequence[tuple[Row, str, Algorithm]], threads: int) -> dic
 
     def compiled(job: tuple[Row, str, Algorithm]) -> Any:
         row, _, algorithm = job
-        x = jax.ShapeDtypeStruct(row.shape, jnp.bfloat16)  # type: ignore[no-untyped-call]
+        verdict = algorithm.supports(row.request)
+        if not verdict.ok:
+            return verdict.reason
+        x = jax.ShapeDtypeStruct(row.shape, jnp.dtype(row.dtype))  # type: ignore[no-untyped-call]
         scale = jax.ShapeDtypeStruct((), jnp.float32)  # type: ignore[no-untyped-call]
         try:
             return jax.jit(program(algorithm, row)).lower([x] * row.calls, scale).compile()
@@ -250,8 +343,13 @@ def compile_all(jobs: Sequence[tuple[Row, str, Algorithm]], threads: int) -> dic
     return {(job[0], job[1]): pool.submit(compiled, job) for job in jobs}
 
 
-def _interpreted(algorithm: Algorithm) -> Algorithm:
-    return algorithm if isinstance(algorithm, Lax) else dataclasses.replace(algorithm, interpret=True)  # type: ignore
+def _interpreted(algorithms: Mapping[str, Algorithm]) -> dict[str, Algorithm]:
+    """Without `resident`, whose interpreter runs one program at a time and waits for ever where several are queued."""
+    return {
+        name: algorithm if isinstance(algorithm, Lax) else dataclasses.replace(algorithm, interpret=True)  # type: ignore
+        for name, algorithm in algorithms.items()
+        if not isinstance(algorithm, Resident)
+    }
 
 
 def print_row(entry: Mapping[str, Any]) -> None:
@@ -275,10 +373,9 @@ def run(rows: Sequence[Row], seconds: float, threads: int, variants: bool, out: 
     start = time.monotonic()
     jobs: list[tuple[Row, dict[str, Algorithm]]] = [(row, dict(ALGORITHMS)) for row in rows]
     if variants:
-        jobs += [(row, {"xla": Lax(), **VARIANTS}) for row in VARIED]
-        jobs += [(row, {"xla": Lax(), **TILES}) for row in TILED]
+        jobs += [(row, {name: ALGORITHMS[name] for name in ("xla", "resident")} | some) for row, some in VARIED]
     if jax.default_backend() == "cpu":
-        jobs = [(row, {name: _interpreted(algorithm) for name, algorithm in some.items()}) for row, some in jobs]
+        jobs = [(row, _interpreted(some)) for row, some in jobs]
     flat = [(row, name, algorithm) for row, algorithms in jobs for name, algorithm in algorithms.items()]
     futures = compile_all(list({(row, name): (row, name, a) for row, name, a in flat}.values()), threads)
     concurrent.futures.wait(futures.values())  # XLA times kernels while it compiles: nothing is measured beside it
@@ -312,27 +409,29 @@ def run(rows: Sequence[Row], seconds: float, threads: int, variants: bool, out: 
 
 
 def plot(results: Mapping[str, Any], path: Path) -> None:
-    """GB/s at five bytes an element, against the size, of rows with a dynamic scale and one copy."""
+    """GB/s against the size, by where the scale comes from."""
     from matplotlib import pyplot
 
     pyplot.rcParams["svg.hashsalt"] = "quantize"
-    figure, axes = pyplot.subplots(figsize=(8, 4.8))
-    curves: dict[str, dict[int, float]] = {}
-    for entry in results["rows"]:
-        if entry["row"].endswith("row dynamic"):
-            for name in ALGORITHMS:
-                if "us" in entry["algorithms"].get(name, {}):
-                    curves.setdefault(name, {})[entry["size"]] = entry["algorithms"][name]["us"]
-    for name, times in {**curves, **PUBLISHED}.items():
-        sizes = sorted(times)
-        speeds = [5e-3 * size / times[size] for size in sizes]
-        published = name in PUBLISHED
-        label = f"{name} (published, another run)" if published else name
-        axes.plot(sizes, speeds, "x--" if published else "o-", markersize=4, label=label)
-    axes.axhline(results["copy_bandwidth"] / 1e9, color="gray", linewidth=0.8, linestyle=":", label="device copy")
-    axes.set(xscale="log", yscale="log", xlabel="elements", ylabel="GB/s at 5 bytes an element")
-    axes.set_title(f"bfloat16 → float8_e4m3fn, dynamic scale, {results['device']}")
-    axes.legend(fontsize=8)
+    figure, panels = pyplot.subplots(len(KINDS), figsize=(8, 4 * len(KINDS)))
+    for kind, axes in zip(KINDS, panels, strict=True):
+        times: dict[str, dict[int, float]] = {}
+        for entry in results["rows"]:
+            if entry["row"].endswith(kind.ending):
+                for name in ALGORITHMS:
+                    if "us" in entry["algorithms"].get(name, {}):
+                        times.setdefault(name, {})[entry["size"]] = entry["algorithms"][name]["us"]
+        for name, of_size in {**times, **kind.peers}.items():
+            sizes = sorted(of_size)
+            speeds = [1e-3 * kind.bytes * size / of_size[size] for size in sizes]
+            label, style = (f"{name} (another run)", "x--") if name in kind.peers else (name, "o-")
+            axes.plot(sizes, speeds, style, markersize=4, label=label)
+        copy = results["copy_bandwidth"] / 1e9
+        axes.axhline(copy, color="gray", linewidth=0.8, linestyle=":", label="device copy")
+        axes.set(xscale="log", yscale="log", ylabel=f"GB/s at {kind.bytes} bytes an element", title=kind.title)
+        axes.legend(fontsize=7)
+    panels[-1].set_xlabel("elements")
+    figure.suptitle(f"bfloat16 → float8_e4m3fn, {results['device']}, {results['date'][:10]}, jax {results['jax']}")
     figure.tight_layout()
     figure.savefig(path, metadata={"Date": None})
 
