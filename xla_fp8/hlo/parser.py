@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import gc
 import re
 from collections.abc import Iterator
 
 from xla_fp8.hlo.attributes import AttributeMap, AttributeScanError, scan_attributes, scan_brackets
 from xla_fp8.hlo.computation import HloComputation
 from xla_fp8.hlo.errors import HloError, HloParseError
+from xla_fp8.hlo.garbage import collection_paused
 from xla_fp8.hlo.instruction import HloInstruction
 from xla_fp8.hlo.module import HloModule, PrintStyle
 from xla_fp8.hlo.opcodes import COMPUTATION_ATTRIBUTES, LITERAL_OPCODES
@@ -76,20 +76,8 @@ def parse(text: str, filename: str | None = None) -> HloModule:
     Raises:
         HloParseError: with file, line, column, the line itself and a caret.
     """
-    with _garbage_collection_paused():
+    with collection_paused():
         return _Parser(text, filename).read()
-
-
-@contextlib.contextmanager
-def _garbage_collection_paused() -> Iterator[None]:
-    """A module is millions of live objects in reference cycles; looking for dead ones among them doubles the time."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 class _Parser:

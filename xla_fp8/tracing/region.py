@@ -17,6 +17,7 @@ from jax.interpreters import ad, batching
 
 from xla_fp8 import _jax_compat
 from xla_fp8.backends.registry import backends_for, platform_name
+from xla_fp8.hlo.garbage import collection_paused
 from xla_fp8.tracing.cut import REGION, Hooks, cut
 from xla_fp8.tracing.equations import CONTRACTIONS, Equation, Jaxpr, why_not_plain
 from xla_fp8.tracing.errors import FallbackWarning, NotRewrittenError
@@ -72,6 +73,7 @@ def cut_closed(jaxpr: Jaxpr, options: Options) -> Jaxpr:
 
 
 @_jax_compat.weakref_lru_cache
+@collection_paused()
 def _cut_or_none(jaxpr: Jaxpr, options: Options) -> Jaxpr | None:
     changed = cut_jaxpr(jaxpr, options)
     return None if changed is jaxpr else changed  # a cached value must not hold its weak key

@@ -20,6 +20,7 @@ from xla_fp8.backends.protocol import Backend, No, Yes
 from xla_fp8.backends.registry import backends_for, choose
 from xla_fp8.graph.custom_call import GRAPH_CALL_TARGET, graph_of
 from xla_fp8.hlo.attributes import quote
+from xla_fp8.hlo.garbage import collection_paused
 from xla_fp8.hlo.printer import computation_text
 from xla_fp8.hlo.stack_frames import StackFrameTables
 from xla_fp8.matmul import MatmulCall, matmul_of
@@ -83,6 +84,7 @@ def rewritten(
 
 
 @functools.lru_cache(maxsize=1024)
+@collection_paused()
 def _rewritten(structure: Structure, options: Options, platform: str) -> Rewritten:
     region, hlo_text = _passed(structure, options, platform)
     family = structure.family() if structure.family is not None else None
