@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from xla_fp8.graph import FP8_MAX, FP8_TYPES, Graph
 from xla_fp8.hlo import HloComputation, HloInstruction, Shape
-from xla_fp8.hlo.literal import format_scalar
+from xla_fp8.hlo.literal import format_scalar, numpy_dtype
 from xla_fp8.hlo.opcodes import ELEMENTWISE_BINARY, ELEMENTWISE_UNARY
 from xla_fp8.passes.activations import Activation, find_activation
 from xla_fp8.passes.base import Position, Refusal, described
@@ -201,7 +201,7 @@ class EpilogueCapture:
         if not self.in_graph(left):
             left, right = right, left
             if not self.in_graph(left) or instruction.opcode in ("subtract", "divide"):
-                return None
+                return None  # the value is what is subtracted or divided by
         op = self.op_with_side(instruction, left, right)
         if op is None:
             return None
@@ -213,21 +213,22 @@ class EpilogueCapture:
             if scalar := scalar_of(other):
                 return Op("scale" if opcode == "multiply" else "invscale", (value,), (scalar,))
             vector = channel_vector_of(other)
-            if opcode == "multiply" and vector and vector.dimension == self.channel:
+            if vector and vector.dimension == self.channel:
                 if self.extended:
-                    return Op("channel_scale", (value,), (vector,))
+                    factor = vector if opcode == "multiply" else dataclasses.replace(vector, then="reciprocal")
+                    return Op("channel_scale", (value,), (factor,))
                 self.stop(
                     "needs-extended-dialect",
                     instruction,
                     "scales each output channel, which the xla dialect of the graph string cannot say",
                     "use --dialect=extended (xla_fp8.jit does)",
                 )
-            elif vector is None or opcode == "divide":
+            else:
                 self.stop(
                     "scale-not-scalar",
                     instruction,
                     "scales by a tensor, not by one number",
-                    "scale by a scalar, or by one number for each output channel (multiplied)",
+                    "scale by a scalar, or by one number for each output channel",
                 )
             return None
         if opcode == "maximum":
@@ -239,18 +240,30 @@ class EpilogueCapture:
         return self.addition(instruction, value, other)
 
     def addition(self, instruction: HloInstruction, value: HloInstruction, other: HloInstruction) -> Op | None:
-        if instruction.opcode == "subtract":
-            return None
+        """y + other; y - other where `other` is a vector, which is negated: a tensor would be written once more."""
         if not self.extended:
-            return Op("add", (value,), (other,))
+            return Op("add", (value,), (other,)) if instruction.opcode == "add" else None
         vector = channel_vector_of(other)
         if vector and vector.dimension == self.channel:
+            if instruction.opcode == "subtract":
+                vector = dataclasses.replace(vector, then="negate")
             return Op("bias", (value,), (vector,))
+        if instruction.opcode == "subtract":
+            return None
         residual = find_dequantized(other)
         if isinstance(residual, Dequantized) and len(residual.scales) == 1 and not residual.moves:
             scale = residual.scales[0]
             if isinstance(scale.value, Scalar) and not scale.inverse:
                 return Op("add_scaled", (value,), (residual.source, scale.value))
+        if _repeats(other):
+            self.stop(
+                "repeated-side",
+                instruction,
+                "adds a tensor that repeats a smaller one along more than the output channels: for the graph it would "
+                "be written to memory first",
+                "leave it to XLA, which adds it in what follows; or add one number for each output channel",
+            )
+            return None
         return Op("add", (value,), (other,))
 
     def activation(self, instruction: HloInstruction, found: Activation) -> Step | None:
@@ -396,8 +409,8 @@ class EpilogueCapture:
         """The largest graph with one tensor output, no cycle, and nothing lost that is used outside."""
         blocked: Refusal | None = None
         for output in reversed(self.steps.values()):
-            if output.kind == "amax":
-                continue
+            if output.kind == "amax" or self.widens(output.instruction):
+                continue  # who reads a wider copy can widen it: half the bytes
             needed = self.needed(output)
             for aux in self.aux_choices(output, needed):
                 problem = self.problem(output, needed, aux)
@@ -405,6 +418,15 @@ class EpilogueCapture:
                     return self.build(output, needed, aux, blocked)
                 blocked = blocked or problem
         raise AssertionError("the convolution's own value is always a valid output")
+
+    def narrows(self, instruction: HloInstruction) -> bool:
+        """Whether a step is a convert to a type of fewer bytes."""
+        return not self.steps[instruction].ops and _size(instruction) < _size(instruction.operand(0))
+
+    def widens(self, instruction: HloInstruction) -> bool:
+        """Whether a step is a convert to a type of more bytes, of a value that the graph rounds."""
+        step = self.steps[instruction]
+        return bool(step.inputs) and not step.ops and _size(instruction) > _size(instruction.operand(0))
 
     def needed(self, output: Step) -> list[Step]:
         """The steps that `output` is computed from, itself included, in order."""
@@ -443,7 +465,7 @@ class EpilogueCapture:
     def copy_step(self, output: Step, needed: list[Step], aux: tuple[Step, ...]) -> Step | None:
         """A second tensor result for the one value that is used outside too; None where there is none, or several.
 
-        Where its only use outside is a convert between wide types, the copy is of that type.
+        Where its only use outside is a convert to a narrower type, the copy is of that type.
         """
         covered = self.covered(needed, aux)
         escaping = [
@@ -457,7 +479,7 @@ class EpilogueCapture:
         value = escaping[0].instruction
         outside = [user for user in value.users if user not in covered]
         copied = value
-        if len(outside) == 1 and not value.is_root and self.in_graph(outside[0]) and not self.steps[outside[0]].ops:
+        if len(outside) == 1 and not value.is_root and self.in_graph(outside[0]) and self.narrows(outside[0]):
             copied = outside[0]
         return Step(copied, (Op("copy", (value,)),), (value,), kind="copy")
 
@@ -607,6 +629,18 @@ class EpilogueCapture:
                 if user.opcode in _POINTWISE or user.opcode in MOVES:
                     pending.append(user)
         return None
+
+
+def _repeats(side: HloInstruction) -> bool:
+    """Whether a tensor is a broadcast of fewer elements, but more than one."""
+    while side.opcode in ("convert", "reshape", "bitcast"):
+        side = side.operand(0)
+    return side.opcode == "broadcast" and 1 < side.operand(0).shape.element_count < side.shape.element_count
+
+
+def _size(instruction: HloInstruction) -> int:
+    """Bytes of an element."""
+    return numpy_dtype(instruction.shape.element_type).itemsize
 
 
 def build_side(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from xla_fp8.hlo import HloInstruction, HloModule, Shape
+from xla_fp8.hlo import HloComputation, HloInstruction, HloModule, Shape
 from xla_fp8.passes.base import Pass, rewritable_computations
+from xla_fp8.passes.equal_casts import equal_casts
 from xla_fp8.passes.values import WIDE_TYPES, bounded, broadcast_scalar, constant_of, scalar_of
 from xla_fp8.target import Target
 
@@ -26,10 +27,10 @@ class Simplify(Pass):
         %clamp = f32[8] clamp(%lows, %x, %highs)
         %wide = f32[8] broadcast(f32[] convert(%scale))
 
-    Also removes converts, reshapes and transposes that change nothing. min(max(x, lo), hi) is clamp(lo, x, hi) for
-    lo <= hi, NaN included: HLO's minimum, maximum and clamp all hand NaN on. So does select(x > hi, hi, x), which is
-    min(x, hi); select(x < hi, x, hi), which makes hi of NaN, is not. Selects of 0 are left alone: of -0 they may make
-    another zero than a maximum does.
+    Also removes converts, reshapes and transposes that change nothing, and casts to FP8 that another one equals.
+    min(max(x, lo), hi) is clamp(lo, x, hi) for lo <= hi, NaN included: HLO's minimum, maximum and clamp all hand NaN
+    on. So does select(x > hi, hi, x), which is min(x, hi); select(x < hi, x, hi), which makes hi of NaN, is not.
+    Selects of 0 are left alone: of -0 they may make another zero than a maximum does.
     """
 
     name = "simplify"
@@ -48,7 +49,20 @@ class Simplify(Pass):
                 computation.remove_dead()
                 computation.restore_order()
                 changed = True
+            if self.merge_casts(computation):
+                computation.remove_dead()
+                changed = True
         return changed
+
+    def merge_casts(self, computation: HloComputation) -> bool:
+        """Quantizes a tensor once where the program does so several times in the same way."""
+        merged = False
+        for cast, first in equal_casts(computation):
+            if cast.has_control_dependencies or not self.context.consume_fuel():
+                continue
+            computation.replace(cast, first)
+            merged = True
+        return merged
 
     def apply(self, rules: Mapping[str, tuple[Rule, ...]], instructions: Iterable[HloInstruction]) -> bool:
         """Replaces each instruction that a rule has something for; returns whether there was one."""

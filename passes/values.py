@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Literal
 
 from xla_fp8.hlo import HloComputation, HloInstruction, Shape
 from xla_fp8.hlo.literal import format_scalar, numpy_dtype
@@ -173,11 +174,13 @@ class ChannelVector:
         source: an instruction whose elements, in order, are the vector.
         dimension: the dimension of the tensor that the vector runs along.
         converts: as in Scalar.
+        then: "negate" or "reciprocal" where that is what is wanted of the vector.
     """
 
     source: HloInstruction
     dimension: int
     converts: tuple[str, ...] = ()
+    then: Literal["", "negate", "reciprocal"] = ""
 
     def build(self, length: int, element_type: str = "f32") -> HloInstruction:
         """`element_type[length]` holding the vector."""
@@ -191,6 +194,12 @@ class ChannelVector:
             if value.shape.element_type != type_:
                 shape = value.shape.with_element_type(type_)
                 value = computation.create("convert", shape, [value], metadata_from=self.source)
+        if self.then == "negate":
+            return computation.create("negate", value.shape, [value], metadata_from=self.source)
+        if self.then == "reciprocal":
+            one = computation.create("constant", Shape(value.shape.element_type), payload="1")
+            ones = broadcast_scalar(computation, one, value.shape.dimensions)
+            return computation.create("divide", value.shape, [ones, value], metadata_from=self.source)
         return value
 
 
