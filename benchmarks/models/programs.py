@@ -11,13 +11,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 import xla_fp8
 from benchmarks.models import recipes
 from benchmarks.models.rows import XLA, Row
 from examples.networks import convnext, resnet, unet
-from examples.networks.layers import Ops, cross_entropy
+from examples.networks.layers import PLAIN, Ops, cross_entropy
 
 RATE, MOMENTUM = 1e-3, 0.9
 _POOL = 1 << 20
@@ -113,7 +112,7 @@ def program_of(row: Row, tiny: bool = False) -> Program:
     config = network.TINY if tiny else network.init.__defaults__[0]
     params = network.init(lambda shape, std: Random(shape, std), config)
     make = _inference if row.mode == "inference" else _training
-    return make(row, network, params, config)
+    return make(row, network, params, config, tiny)
 
 
 def _inputs(row: Row, config: Any) -> tuple[Random, ...]:
@@ -133,7 +132,7 @@ def _apply(row: Row, network: ModuleType, config: Any, params: Any, inputs: Any,
     return network.apply(params, *inputs, ops=ops)
 
 
-def _inference(row: Row, network: ModuleType, params: Any, config: Any) -> Program:
+def _inference(row: Row, network: ModuleType, params: Any, config: Any, tiny: bool) -> Program:
     """Filters and matrices are stored in the type that is computed in."""
 
     def stored(path: Any, leaf: Any) -> Any:
@@ -144,25 +143,29 @@ def _inference(row: Row, network: ModuleType, params: Any, config: Any) -> Progr
 
     def function(state: Any, inputs: Any) -> Any:
         params, scale = state
-        return state, _apply(row, network, config, params, inputs, recipes.ops_of(row.recipe, scale))
+        ops = PLAIN if row.recipe == "bf16" else recipes.static(scale)
+        return state, _apply(row, network, config, params, inputs, ops)
 
     state = jax.tree_util.tree_map_with_path(stored, params), np.float32(recipes.AMAX / 448)
     return Program(function, state, _inputs(row, config), row.compiler)
 
 
-def _training(row: Row, network: ModuleType, params: Any, config: Any) -> Program:
+def _training(row: Row, network: ModuleType, params: Any, config: Any, tiny: bool) -> Program:
     """A step of gradient descent with momentum, on parameters in f32."""
+    is_image = row.model == "unet"
+
+    def apply(params: Any, *inputs: Any) -> Any:
+        if row.model == "resnet50":
+            return network.apply_training(params, *inputs)
+        return _apply(row, network, config, params, inputs, PLAIN), {}
 
     def loss(params: Any, scaling: Any, batch: Any) -> Any:
-        ops = recipes.ops_of(row.recipe, scaling)
         *inputs, target = batch
-        if row.model == "resnet50":
-            logits, statistics = network.apply_training(params, *inputs, ops=ops)
-            return cross_entropy(logits, target), statistics
-        result = _apply(row, network, config, params, inputs, ops)
-        if row.model == "unet":
-            return jnp.mean(jnp.square(result.astype(jnp.float32) - target.astype(jnp.float32))), {}
-        return cross_entropy(result, target), {}
+        state = (scaling,) if row.recipe == "delayed" else ()
+        result, statistics = function(*state, params, *inputs)
+        if is_image:
+            return jnp.mean(jnp.square(result.astype(jnp.float32) - target.astype(jnp.float32))), statistics
+        return cross_entropy(result, target), statistics
 
     def step(state: Any, batch: Any) -> Any:
         params, velocity, scaling = state
@@ -171,17 +174,14 @@ def _training(row: Row, network: ModuleType, params: Any, config: Any) -> Progra
         velocity = jax.tree.map(lambda v, g: MOMENTUM * v + g, velocity, gradient)
         params = jax.tree.map(lambda p, v: p - RATE * v, params, velocity)
         if statistics:
-            params = network.with_statistics(params, lax.stop_gradient(statistics))
-        scaling = {name: state.update(observed[name]) for name, state in scaling.items()}
+            params = network.with_statistics(params, statistics)
+        if scaling:
+            scaling = xla_fp8.update_scaling(scaling, observed)
         return (params, velocity, scaling), value
 
-    is_image = row.model == "unet"
+    function = apply if row.recipe == "bf16" else recipes.converted(apply, row.recipe, tiny)
     inputs = _inputs(row, config)
     target = inputs[0] if is_image else Random((row.batch,), 1, jnp.int32)
-    scaling = {}
-    if row.recipe == "delayed":
-        with jax.default_device(jax.devices("cpu")[0]):
-            start = xla_fp8.DelayedScaling.create(amax=recipes.AMAX)
-        scaling = {name: jax.tree.map(np.asarray, start) for name in recipes.layers_of(params)}
+    scaling = function.init(structs(params), *structs(inputs)) if row.recipe == "delayed" else {}
     velocity = jax.tree.map(lambda leaf: Random(leaf.shape, 0.0), params)
     return Program(step, (params, velocity, scaling), (*inputs, target), row.compiler)

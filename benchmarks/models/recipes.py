@@ -1,19 +1,21 @@
-"""How a network's convolutions and matmuls are computed in each recipe, and which layers stay in bf16."""
+"""Networks in FP8: for training by `xla_fp8.convert`; for inference with filters that are FP8 already.
+
+`xla_fp8.calibrate` stores the weights of a module in FP8. Of a plain function the weights are arguments, so here the
+static recipe is written out.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 import xla_fp8
-from examples.networks.layers import PLAIN, Array, Ops, plain_conv, plain_dense
+from examples.networks.layers import NHWC, Array, Ops, plain_conv, plain_dense
 
 E4M3 = jnp.float8_e4m3fn
-NHWC = ("NHWC", "HWIO", "NHWC")
 AMAX = 32.0
 """What activations are taken to reach, where scales are static: times do not depend on it."""
 _HIGH = ("stem", "classifier", "down0", "in", "out", "depthwise", "time1", "time2")
@@ -57,43 +59,20 @@ class Static:
         return xla_fp8.dot_general(q, w, numbers, preferred_element_type=jnp.float32).astype(x.dtype)
 
 
-@dataclasses.dataclass(frozen=True)
-class Trained:
-    """Training: `fp8_conv` and `fp8_dot`, with the layers' states of delayed scaling; without them dynamic."""
-
-    scaling: Mapping[str, xla_fp8.DelayedScaling]
-
-    def conv(self, x: Array, w: Any, /, *, name: str, stride: int = 1, groups: int = 1) -> Array:
-        if is_high(name):
-            return plain_conv(x, w, name=name, stride=stride, groups=groups)
-        return xla_fp8.fp8_conv(
-            x,
-            w,
-            (stride, stride),
-            "SAME",
-            dimension_numbers=NHWC,
-            scaling=self.scaling.get(name),
-            preferred_element_type=x.dtype,
-        )
-
-    def dense(self, x: Array, w: Any, /, *, name: str) -> Array:
-        if is_high(name):
-            return plain_dense(x, w, name=name)
-        return xla_fp8.fp8_dot(x, w, scaling=self.scaling.get(name), preferred_element_type=x.dtype)
-
-
-def ops_of(recipe: str, state: Any) -> Ops:
-    """The operations of a recipe; `state` is the scale of "static", the states of "delayed", and else nothing."""
-    if recipe == "bf16":
-        return PLAIN
-    found = Static(state) if recipe == "static" else Trained(state)
+def static(scale: Array) -> Ops:
+    """The operations of inference with that scale."""
+    found = Static(scale)
     return Ops(found.conv, found.dense)
 
 
-def layers_of(params: Any) -> list[str]:
-    """The names of all layers with a filter or matrix in FP8."""
-    found = [layer_at(path) for path, leaf in jax.tree_util.tree_leaves_with_path(params) if len(leaf.shape) > 1]
-    return [name for name in found if not is_high(name)]
+def converted(network: Callable[..., Any], recipe: str, tiny: bool) -> Any:
+    """The function of a network, for training. All but attention, where there is no weight, is up to the recipe."""
+    least = 0 if tiny else xla_fp8.Recipe().min_flops
+    return xla_fp8.convert(
+        network,
+        xla_fp8.Recipe(recipe, min_flops=least),  # type: ignore[arg-type]
+        filter=lambda layer: "attention" not in layer.name,
+    )
 
 
 def layer_at(path: Any) -> str:

@@ -1,4 +1,4 @@
-"""results.json as tables: times and ratios to bf16 and to XLA's FP8, memory, and where the time goes. Imports no JAX."""
+"""results.json as tables: times, ratios to bf16 and to XLA's FP8, memory, where the time goes. Imports no JAX."""
 
 from __future__ import annotations
 

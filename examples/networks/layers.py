@@ -17,10 +17,12 @@ Normal = Callable[[tuple[int, ...], float], Any]
 """(shape, standard deviation) → f32 numbers."""
 
 EPS = 1e-5
+NHWC = ("NHWC", "OHWI", "NHWC")
+"""Filters as convolutions on a GPU read them: of HWIO they would be transposed in every call."""
 
 
 class Conv(Protocol):
-    """x [N,H,W,C] and filter [R,S,C/groups,K] → [N,H',W',K], padded as "SAME". `name` is the layer's."""
+    """x [N,H,W,C] and filter [K,R,S,C/groups] → [N,H',W',K], padded as "SAME". `name` is the layer's."""
 
     def __call__(self, x: Array, w: Any, /, *, name: str, stride: int = 1, groups: int = 1) -> Array: ...
 
@@ -45,7 +47,7 @@ def plain_conv(x: Array, w: Any, /, *, name: str, stride: int = 1, groups: int =
         w.astype(x.dtype),
         (stride, stride),
         "SAME",
-        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        dimension_numbers=NHWC,
         feature_group_count=groups,
     )
 
@@ -65,9 +67,9 @@ def normal(seed: int) -> Normal:
 
 
 def conv_filter(make: Normal, size: int, inputs: int, outputs: int, groups: int = 1) -> Any:
-    """A filter [size,size,inputs/groups,outputs] whose outputs have about the variance of its inputs."""
-    shape = (size, size, inputs // groups, outputs)
-    return make(shape, (1.5 / (size * size * shape[2])) ** 0.5)
+    """A filter [outputs,size,size,inputs/groups] whose outputs have about the variance of its inputs."""
+    shape = (outputs, size, size, inputs // groups)
+    return make(shape, (1.5 / (size * size * shape[3])) ** 0.5)
 
 
 def matrix(make: Normal, inputs: int, outputs: int) -> Any:
@@ -124,7 +126,8 @@ def attention(q: Array, k: Array, v: Array, heads: int) -> Array:
     """Softmax attention of [N,T,C] to [N,S,C]; on a GPU by cuDNN's fused kernel."""
     split = [t.reshape(*t.shape[:2], heads, -1) for t in (q, k, v)]
     fused = jax.default_backend() == "gpu" and q.dtype == jnp.bfloat16
-    y = jax.nn.dot_product_attention(*split, implementation="cudnn" if fused else "xla")
+    with jax.named_scope("attention"):
+        y = jax.nn.dot_product_attention(*split, implementation="cudnn" if fused else "xla")
     return y.reshape(q.shape)
 
 
