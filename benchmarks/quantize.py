@@ -139,7 +139,7 @@ VARIANTS: Mapping[str, Algorithm] = MappingProxyType(
                 (2, 14, 8192, 3),
                 (4, 4, 8192, 1),
                 (8, 3, 8192, 1),
-                (8, 7, 4096, 2),
+                (4, 7, 8192, 4),
             )
         },
         "atomic, separate scale": Atomic(settings=Settings("separate")),

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
 from xla_fp8.quantization.errors import QuantizationError
@@ -110,10 +111,20 @@ class DelayedScaling:
 
 
 def observation(state: DelayedScale, amax: jax.Array) -> DelayedScale:
-    """The cotangent of `state` that tells `amax`: it stands first in the history, all else is zero."""
+    """The cotangent of `state` that tells `amax`: it stands first in the history, all else is zero.
+
+    Inside shard_map, of a state that all shards share, it is the largest amax of the shards.
+    """
     amax = _once_in_a_sum(state.scale, amax)
+    if across := _varying(amax) - _varying(state.amax_history):
+        amax = lax.pmax(amax, tuple(sorted(across, key=str)))
     history = jnp.zeros_like(state.amax_history).at[0].set(amax)
     return dataclasses.replace(state, scale=jnp.zeros_like(state.scale), amax_history=history)
+
+
+def _varying(x: jax.Array) -> frozenset[Any]:
+    """The mesh axes over which x varies from shard to shard, as far as shard_map checks that (`check_vma`)."""
+    return frozenset(jax.typeof(x).manual_axis_type.varying)
 
 
 @jax.custom_batching.custom_vmap
