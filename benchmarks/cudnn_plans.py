@@ -28,6 +28,7 @@ import dataclasses
 import json
 import os
 import queue
+import re
 import subprocess
 import sys
 import threading
@@ -52,6 +53,8 @@ from xla_fp8.target import GraphCall
 
 NO_GRAPHS = {"xla_gpu_graph_min_graph_size": 1 << 20}
 EVERY = (*(f"eng2_k24={kernel}" for kernel in range(17, 49)), *(f"eng4_k24={kernel}" for kernel in range(56)))
+_KNOBS = {17: "SPLIT_K_SLC", 24: "KERNEL_CFG"}
+"""Knobs by their number in the names of plans (cudnn_graph.h), as the front end calls them."""
 SLICED = tuple(f"eng{engine}_k17={slices}_k24={kernel}" for slices in (2, 4) for engine, kernel in ((4, 45), (4, 53)))
 
 
@@ -165,21 +168,36 @@ class Row:
         xla = threading.Thread(target=self.compile, args=("xla", lowered, {}))
         xla.start()
         start = time.perf_counter()
-        names = self.device.names(self.text)
-        self.facts["proposed"] = list(self.device._proposals(self.text))
+        proposed = self.device.names(self.text)
+        self.facts["proposed"] = list(proposed)
         unbuilt = {}
-        for name in dict.fromkeys((*names, *(EVERY + SLICED if every else ()))):
+        for name in dict.fromkeys((*proposed, *(EVERY + SLICED if every else ()))):
             if time.perf_counter() - start > seconds:
                 self.facts["out of time at"] = name
                 break
             try:
-                self.built[name] = self.device.plan(self.text, name)
+                self.built[name] = self.device.plan(self.text, name) if name in proposed else self._unproposed(name)
             except Exception as error:
                 unbuilt[name] = short(error)[:150]
         self.facts |= {"build_s": round(time.perf_counter() - start, 1), "unbuilt": unbuilt}
         xla.join()
         if "xla" in self.compiled:
             self.facts["xla fused"] = "__cudnn$convForwardGraph" in self.compiled["xla"].as_text()
+
+    def _unproposed(self, name: str) -> plans.BuiltPlan:
+        """A plan made of its name, put among the built ones of the device, so that it can be run."""
+        cudnn, device = library.cudnn(), self.device
+        engine, *values = map(int, re.findall(r"\d+", name))
+        pairs = zip(values[::2], values[1::2], strict=True)
+        knobs = {getattr(cudnn.knob_type, _KNOBS[knob]): value for knob, value in pairs}
+        with device._lock, device_context.current(0):
+            graph = device._graph(self.text)
+            graph.create_execution_plan(engine, knobs)
+            graph.check_support()
+            graph.build_plan_at_index(0)
+            plan = plans.BuiltPlan(graph, name, int(graph.get_workspace_size()))
+            device._built[self.text, name] = plan
+        return plan
 
     def time_plans(self) -> None:
         """Every plan on the device alone; then what launching the best one costs Python."""

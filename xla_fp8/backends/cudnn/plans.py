@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import functools
 import math
-import re
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -20,14 +19,6 @@ from xla_fp8.backends import call_text
 from xla_fp8.backends.cudnn import buffers, device_context, library, operation_graph, stopwatch
 from xla_fp8.backends.cudnn.errors import CudnnError, CudnnUnsupportedError
 from xla_fp8.backends.cudnn.operation_graph import one_line
-
-UNPROPOSED = ("eng2_k24=17", *(f"eng4_k24={config}" for config in (44, 45, 49, 53)))
-"""Plans that are tried for every call, whether the heuristics propose them or not. Of 13 convolutions with an amax on
-an H200 (cuDNN 9.19.0) 11 had one of them within a tenth of the fastest plan, and two were bound by their launches.
-`python -m benchmarks.cudnn_plans --every` says which would do now."""
-
-_KNOBS = {17: "SPLIT_K_SLC", 24: "KERNEL_CFG"}
-"""Knobs by their number in the names of plans (cudnn_graph.h), as the front end calls them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,19 +54,17 @@ class DevicePlans:
         self._times: dict[tuple[str, float], dict[str, float]] = {}
 
     def names(self, call: str) -> tuple[str, ...]:
-        """The plans that cuDNN proposes for a call (`call_text.encode`), then those of `UNPROPOSED` that it may have.
+        """The plans that cuDNN proposes for a call (`call_text.encode`).
 
         Heuristics A, then B, or else the fallback engines; each plan once. The order is a guess: the first plan has
-        been seen to take three times as long as the fourth.
+        been seen to take three times as long as the fourth. The fastest has been among them: of 12 convolutions on an
+        H200 no other plan that was tried was faster by more than 1% (docs/benchmarks.md, cuDNN 9.19.0).
 
         Raises:
             CudnnUnsupportedError: it proposes none.
         """
         with self._lock, device_context.current(self._ordinal):
-            proposed = tuple(self._proposals(call))
-        engines = {name.partition("_")[0] for name in proposed}
-        others = (name for name in UNPROPOSED if name.partition("_")[0] in engines)
-        return tuple(dict.fromkeys((*proposed, *others)))
+            return tuple(self._proposals(call))
 
     def times(self, call: str, workspace_limit: float = math.inf) -> dict[str, float]:
         """Microseconds that each of `names` takes on the device, the fastest first; measured once.
@@ -227,14 +216,12 @@ class DevicePlans:
         return operation_graph.build(call_text.decode(call), handle=self._handle).graph
 
     def _planned(self, call: str, name: str) -> Any:
-        """A graph whose current plan is the one of that name, proposed or not; raises what the front end raises."""
-        proposal = self._proposals(call).get(name)
-        graph, index = self._graph(call), 0
-        if proposal is not None:
-            mode, index = proposal
-            graph.create_execution_plans([mode])
-        else:
-            graph.create_execution_plan(*engine_and_knobs(name))
+        """A graph whose current plan is the one of that name; raises what the front end raises."""
+        if name not in self._proposals(call):
+            raise CudnnUnsupportedError(f"cuDNN proposes no plan {name!r}")
+        mode, index = self._proposals(call)[name]
+        graph = self._graph(call)
+        graph.create_execution_plans([mode])
         graph.check_support()
         graph.build_plan_at_index(index)
         return graph
@@ -252,20 +239,6 @@ class DevicePlans:
                 return BuiltPlan(graph, candidate, workspace)
             problems.append(f"{candidate} needs {workspace} bytes of workspace; the limit is {workspace_limit:.0f}")
         raise CudnnUnsupportedError(f"cuDNN cannot build a plan for {call}: {'; '.join(problems[:3])}")
-
-
-_NAME_RE = re.compile(r"eng(\d+)((?:_k\d+=\d+)*)")
-_KNOB_RE = re.compile(r"_k(\d+)=(\d+)")
-
-
-def engine_and_knobs(name: str) -> tuple[int, dict[Any, int]]:
-    """The engine and the knobs that a plan's name says. Raises CudnnUnsupportedError where it is no such name."""
-    found = _NAME_RE.fullmatch(name)
-    knobs = {int(knob): int(value) for knob, value in _KNOB_RE.findall(found[2])} if found else {}
-    if found is None or not knobs.keys() <= _KNOBS.keys():
-        raise CudnnUnsupportedError(f"cuDNN has no plan {name!r}")
-    types = library.cudnn().knob_type
-    return int(found[1]), {getattr(types, _KNOBS[knob]): value for knob, value in knobs.items()}
 
 
 @functools.cache
