@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,10 +16,12 @@ from xla_fp8.backends.executable import Executable
 NAN, INF = np.nan, np.inf
 # Of 16 channels: all ones, all zeros, half of each, and twelve ones with four minus ones.
 PIXELS = np.array([[1] * 16, [0] * 16, [1] * 8 + [0] * 8, [1] * 12 + [-1] * 4], np.float32)
+FILTER = np.ones((1, 16, 16), jnp.float8_e4m3fn)
 
 
-def outputs(x_scale: float, y_scale: float, first: float, wide: type, activation: str | None) -> list[list[float]]:
-    """e4m3 outputs and amax for each pixel, before and after the pipeline; `first` replaces the first input."""
+@functools.cache
+def programs(wide: type, activation: str | None) -> tuple[Executable, Executable]:
+    """A program of x, the filter and two scales with an e4m3 output and amax: before and after the pipeline."""
 
     def function(x: jax.Array, w: jax.Array, x_scale: jax.Array, y_scale: jax.Array) -> tuple[jax.Array, jax.Array]:
         return xla_fp8.conv_general_dilated(
@@ -25,14 +29,23 @@ def outputs(x_scale: float, y_scale: float, first: float, wide: type, activation
             lhs_scale=x_scale, activation=activation, out_scale=y_scale, out_dtype=jnp.float8_e4m3fn, return_amax=True,
         )  # fmt: skip
 
-    x = PIXELS[None].copy()
-    x[0, 0, 0] = first
-    filter_ = np.ones((1, 16, 16), jnp.float8_e4m3fn)
-    arrays = (x.astype(jnp.float8_e4m3fn), filter_, np.float32(x_scale), np.float32(y_scale))
-    text = _jax_compat.lowered_hlo_text(jax.jit(function).lower(*arrays))
+    scale = jax.ShapeDtypeStruct((), jnp.float32)
+    shapes = (
+        jax.ShapeDtypeStruct((1, *PIXELS.shape), jnp.float8_e4m3fn),
+        jax.ShapeDtypeStruct(FILTER.shape, FILTER.dtype),
+    )
+    text = _jax_compat.lowered_hlo_text(jax.jit(function).lower(*shapes, scale, scale))
     module = hlo.parse(text)
     assert passes.run(module, target="h200", dialect="extended").changed
-    results = [Executable(m, "cpu")(*arrays) for m in (hlo.parse(text), module)]
+    return Executable(hlo.parse(text), "cpu"), Executable(module, "cpu")
+
+
+def outputs(x_scale: float, y_scale: float, first: float, wide: type, activation: str | None) -> list[list[float]]:
+    """e4m3 outputs and amax for each pixel, before and after the pipeline; `first` replaces the first input."""
+    x = PIXELS[None].copy()
+    x[0, 0, 0] = first
+    arrays = (x.astype(jnp.float8_e4m3fn), FILTER, np.float32(x_scale), np.float32(y_scale))
+    results = [program(*arrays) for program in programs(wide, activation)]
     return [[*y.astype(np.float32)[0, :, 0], float(amax)] for y, amax in results]
 
 

@@ -107,9 +107,8 @@ def test_what_xla_has_an_op_for_is_in_its_dialect_too(name: str) -> None:
 VALUES = [math.nan, 448, -448, 104, -104, 9, -9, 6, -6, 1.5, -1.5, 1, -1, 0.5, -0.5, 2**-9, -(2**-9), 0]
 
 
-@pytest.mark.parametrize("scale", [1.0, 1e38], ids=["finite", "infinite"])
 @pytest.mark.parametrize("name", SPELLINGS)
-def test_nan_and_infinity_stay_what_they_were(name: str, scale: float) -> None:
+def test_nan_and_infinity_stay_what_they_were(name: str) -> None:
     """A 1x1 convolution of one channel passes every value on; the larger scale makes infinities of some."""
 
     def program(x: Array, w: Array, scale: Array) -> Array:
@@ -119,10 +118,12 @@ def test_nan_and_infinity_stay_what_they_were(name: str, scale: float) -> None:
         return SPELLINGS[name][1](y * scale)
 
     x, w = jnp.asarray(VALUES, E4M3).reshape(1, -1, 1, 1), jnp.ones((1, 1, 1, 16), E4M3)
-    ours, plain = (np.asarray(jit(program)(x, w, jnp.float32(scale))) for jit in (xla_fp8.jit, jax.jit))
-    assert "conv" in str(xla_fp8.explain(program)(x, w, jnp.float32(scale)).rewritten)
-    assert np.isnan(plain[0, 0]).all()
-    np.testing.assert_allclose(ours, plain, rtol=2e-6, atol=1e-6)
+    assert "conv" in str(xla_fp8.explain(program)(x, w, jnp.float32(1)).rewritten)
+    ours, plain = xla_fp8.jit(program), jax.jit(program)
+    for scale in (1.0, 1e38):
+        found, expected = (np.asarray(function(x, w, jnp.float32(scale))) for function in (ours, plain))
+        assert np.isnan(expected[0, 0]).all()
+        np.testing.assert_allclose(found, expected, rtol=2e-6, atol=1e-6)
 
 
 NOT_THE_SAME: dict[str, Callable[[Array], Array]] = {
