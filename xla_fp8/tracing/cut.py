@@ -24,11 +24,13 @@ from xla_fp8.tracing.equations import (
     Equation,
     Jaxpr,
     bodies,
+    has_contraction,
     is_chain,
     is_fp8,
     is_literal,
     is_plain,
     mentions_fp8,
+    variables,
 )
 from xla_fp8.tracing.inline import inline_calls, substituted
 
@@ -104,11 +106,11 @@ class DataFlow:
         self.producer: dict[Any, int] = {v: i for i, e in enumerate(equations) for v in e.outvars}
         self.consumers: dict[Any, list[int]] = {}
         for i, equation in enumerate(equations):
-            for variable in dict.fromkeys(atom for atom in equation.invars if not is_literal(atom)):
+            for variable in dict.fromkeys(variables(equation.invars)):
                 self.consumers.setdefault(variable, []).append(i)
         self.chain = [is_chain(equation) for equation in equations]
         self.predecessors: list[list[int]] = [
-            sorted({self.producer[a] for a in e.invars if not is_literal(a) and a in self.producer}) for e in equations
+            sorted({self.producer[a] for a in variables(e.invars) if a in self.producer}) for e in equations
         ]
         # Effects keep their order: each depends on the one before it.
         effectful = [i for i, equation in enumerate(equations) if equation.effects]
@@ -122,8 +124,10 @@ class DataFlow:
         for i, equation in enumerate(self.equations):
             # By name: a chain of symbolic shapes, which no region takes, is one all the same.
             passes_on = self.chain[i] or equation.primitive.name in CHAIN
-            fed = passes_on and any(self.holds_fp8(atom, found) for atom in equation.invars)
-            found.update(v for v in equation.outvars if fed or is_fp8(v.aval))
+            if passes_on and any(self.holds_fp8(atom, found) for atom in equation.invars):
+                found.update(equation.outvars)
+                continue
+            found.update([v for v in equation.outvars if is_fp8(v.aval)])
             # A call that quantizes and dequantizes within itself ("fake quantization").
             if self.chain[i] and any(mentions_fp8(body) for body in bodies(equation)):
                 found.update(equation.outvars)
@@ -144,6 +148,8 @@ class DataFlow:
 
 
 def _has_seed(jaxpr: Jaxpr) -> bool:
+    if not has_contraction(jaxpr):
+        return False
     flow = DataFlow(list(inline_calls(_jax_compat.open_jaxpr(jaxpr).eqns)))
     return any(flow.is_seed(i) for i in range(len(flow.equations)))
 
@@ -233,22 +239,22 @@ def _contracted(
         regions: the first index of a group → its region.
     """
     first = {i: group[0] for group in groups for i in group}
-    waiting: dict[int, set[int]] = {first.get(i, i): set() for i in range(len(equations))}
-    successors: dict[int, set[int]] = {node: set() for node in waiting}
+    nodes = [i for i in range(len(equations)) if first.get(i, i) == i]
+    waiting = dict.fromkeys(nodes, 0)
+    successors: dict[int, list[int]] = {node: [] for node in nodes}
     for i, predecessors in enumerate(flow.predecessors):
         for p in predecessors:
             before, after = first.get(p, p), first.get(i, i)
             if before != after:
-                waiting[after].add(before)
-                successors[before].add(after)
-    ready = [node for node, before in waiting.items() if not before]
-    heapq.heapify(ready)
+                waiting[after] += 1
+                successors[before].append(after)
+    ready = [node for node in nodes if not waiting[node]]  # in program order, so a heap
     ordered: list[Equation] = []
     while ready:
         node = heapq.heappop(ready)  # the first in program order, so that what need not move stays
         ordered.append(regions[node] if node in regions else equations[node])
         for after in successors[node]:
-            waiting[after].discard(node)
+            waiting[after] -= 1
             if not waiting[after]:
                 heapq.heappush(ready, after)
     return ordered
@@ -259,8 +265,8 @@ def _region(flow: DataFlow, group: Sequence[int], members: set[int], outvars: It
     equations = [flow.equations[i] for i in _with_operands(flow, group, members)]
     made = {variable for equation in equations for variable in equation.outvars}
     read = (atom for equation in equations for atom in equation.invars)
-    inputs = list(dict.fromkeys(atom for atom in read if not is_literal(atom) and atom not in made))
-    results = {atom for atom in outvars if not is_literal(atom)}
+    inputs = list(dict.fromkeys(atom for atom in variables(read) if atom not in made))
+    results = set(variables(outvars))
     outputs = [
         variable
         for i in group
@@ -274,10 +280,10 @@ def _region(flow: DataFlow, group: Sequence[int], members: set[int], outvars: It
 
 def _without_unused(equations: Sequence[Equation], outvars: Iterable[Any]) -> list[Equation]:
     """Drops equations without effects that nobody reads."""
-    used = {atom for atom in outvars if not is_literal(atom)}
+    used = set(variables(outvars))
     kept: list[Equation] = []
     for equation in reversed(equations):
         if equation.effects or not used.isdisjoint(equation.outvars):
             kept.append(equation)
-            used.update(atom for atom in equation.invars if not is_literal(atom))
+            used.update(variables(equation.invars))
     return kept[::-1]

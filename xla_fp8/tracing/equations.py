@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -141,6 +142,14 @@ def _consists_of(equation: Equation, primitives: frozenset[str]) -> bool:
     return not _has_own_sharding(equation) and _are_ordinary(equation.invars) and _are_ordinary(equation.outvars)
 
 
+def has_contraction(jaxpr: Jaxpr) -> bool:
+    """Whether a convolution or dot stands anywhere in a jaxpr: a quick look, too."""
+    return any(
+        equation.primitive.name in CONTRACTIONS or any(map(has_contraction, bodies(equation)))
+        for equation in _jax_compat.open_jaxpr(jaxpr).eqns
+    )
+
+
 def _has_own_sharding(equation: Equation) -> bool:
     """Whether an operation says how its result is sharded: the partitioner's business, not the matcher's.
 
@@ -169,15 +178,12 @@ def _says_nothing(sharding: Any) -> bool:
 
 def _are_ordinary(atoms: Iterable[Any]) -> bool:
     """Whether values are arrays of static shape and of a type that HLO has (a typed random key is not)."""
-    # Loops, because every value of a program comes by: generators would take as long again.
-    for atom in atoms:
-        aval = atom.aval
-        if not hasattr(aval, "shape") or not _is_hlo_type(aval.dtype):
-            return False
-        for size in aval.shape:
-            if not isinstance(size, int):
-                return False
-    return True
+    return all(map(_is_ordinary, map(_type_of, atoms)))
+
+
+@functools.lru_cache(maxsize=4096)  # every value of a program comes by, and there are few types
+def _is_ordinary(aval: Any) -> bool:
+    return hasattr(aval, "shape") and _is_hlo_type(aval.dtype) and all(isinstance(size, int) for size in aval.shape)
 
 
 @functools.cache
@@ -185,5 +191,14 @@ def _is_hlo_type(dtype: Any) -> bool:
     return isinstance(dtype, np.dtype) and dtype != jax.dtypes.float0
 
 
+_Literal = core.Literal
+_type_of = operator.attrgetter("aval")
+
+
 def is_literal(atom: Any) -> bool:
-    return isinstance(atom, core.Literal)
+    return isinstance(atom, _Literal)
+
+
+def variables(atoms: Iterable[Any]) -> list[Any]:
+    """Those of `atoms` that are no literals."""
+    return [atom for atom in atoms if not isinstance(atom, _Literal)]
