@@ -1,0 +1,382 @@
+"""FP8 matmuls on a Hopper GPU: XLA in bf16, XLA given FP8 as users write it, and what this project makes of that.
+
+    python -m benchmarks.matmul --seconds 60 --out build/matmul
+    python -m benchmarks.matmul --table build/matmul/results.json
+
+A row is y[M, N] = x[M, K] w[N, K]ᵀ in one of several spellings. Contestants:
+
+    bf16     the same matmul and activation in bf16, without scales, amax and cast
+    xla      the spelling, compiled by XLA alone
+    ours     the spelling through `xla_fp8.rewrite` with gemm-rewriter, then XLA
+    mosaic   the same arithmetic in this project's kernel, as a 1x1 convolution
+
+Each multiplies several x by one w in one jit; times are taken as `benchmarks.conv.timing` does. "error" is the norm of
+the difference to f32 arithmetic over the norm, of the first result.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import dataclasses
+import datetime
+import functools
+import json
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+import xla_fp8
+from benchmarks.conv.timing import Contestant, Timing, copy_bandwidth, short, time_in_turn
+from xla_fp8.backends.example_calls import graph_call
+from xla_fp8.backends.mosaic.backend import MosaicBackend
+from xla_fp8.target import GraphCall, Target
+
+ROUNDS = 5
+PASSES = "call-inliner,simplify,gemm-rewriter,dce"
+TARGET = Target.parse("h200")
+E4M3, BF16, F32 = jnp.float8_e4m3fn, jnp.bfloat16, jnp.float32
+_POOL = 1 << 22
+_MOST_BYTES = 2**31  # of all x of a program
+
+
+def _dot(x: jax.Array, w: jax.Array) -> jax.Array:
+    return lax.dot_general(x, w, (((1,), (1,)), ((), ())))
+
+
+def _product(x: jax.Array, w: jax.Array, x_scale: jax.Array, w_scale: jax.Array, wide: Any = F32) -> jax.Array:
+    return _dot(x.astype(wide) * x_scale.astype(wide), w.astype(wide) * w_scale.astype(wide))
+
+
+def _quantized(y: jax.Array) -> jax.Array:
+    return jnp.clip(y, -448, 448).astype(E4M3)
+
+
+def _fp8(x: jax.Array, w: jax.Array, bias: jax.Array, x_scale: Any, w_scale: Any, y_scale: Any) -> Any:
+    y = _product(x, w, x_scale, w_scale)
+    return _quantized(y * y_scale), jnp.max(jnp.abs(y))
+
+
+def _amax_of_scaled(x: jax.Array, w: jax.Array, bias: jax.Array, x_scale: Any, w_scale: Any, y_scale: Any) -> Any:
+    y = _product(x, w, x_scale, w_scale) * y_scale
+    return _quantized(y), jnp.max(jnp.abs(y))
+
+
+def _rounded(x: jax.Array, w: jax.Array, bias: jax.Array, x_scale: Any, w_scale: Any, y_scale: Any) -> Any:
+    return _dot((x.astype(F32) * x_scale).astype(BF16), (w.astype(F32) * w_scale).astype(BF16))
+
+
+@dataclasses.dataclass(frozen=True)
+class Spelling:
+    """What is computed, and how it is written.
+
+    Attributes:
+        fp8: of x, w, bias bf16[N], and the scales of x, w and y.
+        bf16: of x, w and bias in bf16.
+        graph: the same as a graph string with the sides named in `sides`; "" where the kernel has no such epilogue.
+    """
+
+    fp8: Callable[..., Any]
+    bf16: Callable[..., Any]
+    graph: str
+    sides: tuple[str, ...]
+
+
+SPELLINGS: Mapping[str, Spelling] = MappingProxyType(
+    {
+        "bf16 out": Spelling(
+            lambda x, w, bias, a, b, c: _product(x, w, a, b).astype(BF16),
+            lambda x, w, bias: _dot(x, w),
+            "1:[f32]conv();2:[f32]scale(1);3:[bf16]scale(2);",
+            ("x_scale", "w_scale"),
+        ),
+        "fp8 out, amax": Spelling(
+            _fp8,
+            lambda x, w, bias: _dot(x, w),
+            "1:[f32]conv();2:[f32]scale(1);3:[f32]scale(2);4:[f8e4m3fn]scale(3);5:[f32]amax(3);",
+            ("x_scale", "w_scale", "y_scale"),
+        ),
+        "bias, relu, bf16 out": Spelling(
+            lambda x, w, bias, a, b, c: jax.nn.relu(_product(x, w, a, b, BF16) + bias),
+            lambda x, w, bias: jax.nn.relu(_dot(x, w) + bias),
+            "1:[f32]conv();2:[f32]scale(1);3:[f32]scale(2);4:[f32]bias(3);5:[bf16]relu(4);",
+            ("x_scale", "w_scale", "bias"),
+        ),
+        "rounded to bf16": Spelling(
+            _rounded,
+            lambda x, w, bias: _dot(x, w),
+            "1:[f32]conv();2:[f32]scale(1);3:[bf16]scale(2);",
+            ("x_scale", "w_scale"),
+        ),
+        "amax of the scaled": Spelling(
+            _amax_of_scaled,
+            lambda x, w, bias: _dot(x, w),
+            "1:[f32]conv();2:[f32]scale(1);3:[f32]scale(2);4:[f8e4m3fn]scale(3);5:[f32]amax(4);",
+            ("x_scale", "w_scale", "y_scale"),
+        ),
+    }
+)
+"""The last two XLA's own pass does not match as one FP8 matmul (docs/matmul.md)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    m: int
+    n: int
+    k: int
+    spelling: str
+    what: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.m},{self.n},{self.k} {self.spelling}"
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.m * self.n * self.k
+
+    @property
+    def calls(self) -> int:
+        return max(2, min(8, _MOST_BYTES // (2 * self.m * self.k)))
+
+    @property
+    def call(self) -> GraphCall:
+        """The 1x1 convolution that this product is."""
+        graph = SPELLINGS[self.spelling].graph
+        return graph_call(
+            graph, batch=1, image=(1, self.m), channels=self.k, features=self.n, filter=(1, 1), window="{size=1x1}"
+        )
+
+
+SHAPES: Mapping[tuple[int, int, int], str] = MappingProxyType(
+    {
+        (8192, 8192, 8192): "square",
+        (4096, 14336, 4096): "MLP of 8 billion parameters",
+        (4096, 4096, 14336): "MLP of 8 billion parameters",
+        (4096, 6144, 4096): "attention",
+        (4096, 4096, 4096): "attention",
+        (131072, 256, 2304): "3x3 convolution",
+        (131072, 256, 256): "1x1 convolution",
+        (200704, 256, 64): "1x1 convolution",
+        (50176, 512, 128): "1x1 convolution",
+        (16, 4096, 4096): "small",
+        (128, 4096, 4096): "small",
+        (1024, 1024, 1024): "small",
+        (512, 768, 768): "small",
+        (8192, 28672, 8192): "MLP of 70 billion parameters",
+    }
+)
+"""M, N, K of layers; tokens or pixels are M."""
+
+_FEW = ((8192, 8192, 8192), (4096, 14336, 4096), (131072, 256, 2304), (1024, 1024, 1024))
+_COMMON = ("bf16 out", "fp8 out, amax")
+
+
+def _rows() -> tuple[Row, ...]:
+    common = [Row(*shape, spelling, what) for spelling in _COMMON for shape, what in SHAPES.items()]
+    others = [Row(*shape, name, SHAPES[shape]) for name in SPELLINGS if name not in _COMMON for shape in _FEW]
+    return (*common, *others)
+
+
+ROWS = _rows()
+"""The most wanted first, for a run that ends early."""
+
+TINY = tuple(Row(64, 32, 48, spelling, "tiny") for spelling in SPELLINGS)
+CONTESTANTS = ("bf16", "xla", "ours", "mosaic")
+
+
+def function(row: Row, contestant: str) -> Callable[..., Any]:
+    """Of x, w, bias and three scales. Raises where the contestant has none."""
+    spelling = SPELLINGS[row.spelling]
+    if contestant == "bf16":
+        return lambda x, w, bias, *scales: spelling.bf16(x, w, bias)
+    if contestant == "xla":
+        return spelling.fp8
+    if contestant == "ours":
+        rewritten: Callable[..., Any] = xla_fp8.rewrite(spelling.fp8, passes=PASSES, target=TARGET)
+        return rewritten
+    backend = MosaicBackend()
+    if not (verdict := backend.supports(row.call, TARGET)).ok:
+        raise ValueError(verdict.reason)
+    kernel = backend.lower(row.call, backend.configs(row.call, TARGET)[0])
+
+    def product(x: jax.Array, w: jax.Array, bias: jax.Array, x_scale: Any, w_scale: Any, y_scale: Any) -> Any:
+        named = {"x_scale": x_scale, "w_scale": w_scale, "y_scale": y_scale, "bias": bias.astype(F32)}
+        sides = [named[side] for side in spelling.sides]
+        y, *rest = kernel(x.reshape(1, 1, row.m, row.k), w.reshape(row.n, 1, 1, row.k), *sides)
+        return y.reshape(row.m, row.n), *rest
+
+    return product
+
+
+def lowered(row: Row, contestant: str, platform: str | None = None) -> Any:
+    """Several products with one w, each of an x of its own."""
+    one = jax.jit(function(row, contestant))
+
+    def several(xs: Sequence[jax.Array], *rest: jax.Array) -> list[Any]:
+        return [one(x, *rest) for x in xs]
+
+    dtype = BF16 if contestant == "bf16" else E4M3
+    x, w = (jax.ShapeDtypeStruct(shape, dtype) for shape in ((row.m, row.k), (row.n, row.k)))
+    bias, scale = jax.ShapeDtypeStruct((row.n,), BF16), jax.ShapeDtypeStruct((), F32)
+    traced = jax.jit(several).trace([x] * row.calls, w, bias, scale, scale, scale)
+    return traced.lower(lowering_platforms=(platform,)) if platform else traced.lower()
+
+
+def inputs(row: Row, contestant: str) -> tuple[Any, ...]:
+    """Normal numbers with scales of which results are of the order of ten."""
+    pool = jnp.asarray(np.random.default_rng(0).normal(size=_POOL), E4M3)
+
+    @functools.partial(jax.jit, static_argnums=1)
+    def make(start: Any, shape: tuple[int, int]) -> jax.Array:
+        values = pool[(jnp.arange(math.prod(shape)) + start) & (_POOL - 1)].reshape(shape)
+        return values.astype(BF16) if contestant == "bf16" else values
+
+    xs = [make(7919 * number, (row.m, row.k)) for number in range(row.calls)]
+    bias = jnp.linspace(-1, 1, row.n).astype(BF16)
+    scales = [jnp.float32(scale) for scale in (8 / row.k**0.5, 1.25, 4.0)]
+    return xs, make(104729, (row.n, row.k)), bias, *scales
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _expected(row: Row, x: jax.Array, *rest: jax.Array) -> jax.Array:
+    """The first rows of the result in f32 arithmetic."""
+    with jax.default_matmul_precision("highest"):
+        found = jax.tree.leaves(SPELLINGS[row.spelling].fp8(x[:128], *rest))[0]
+    return found.astype(F32)
+
+
+@jax.jit
+def _error(found: jax.Array, expected: jax.Array) -> jax.Array:
+    difference = found[: expected.shape[0]].astype(F32) - expected
+    return jnp.linalg.norm(difference) / jnp.linalg.norm(expected)
+
+
+def measure(row: Row, executables: Mapping[str, Any]) -> dict[str, Any]:
+    """Checks and times all contestants of a row."""
+    arguments = {kind: inputs(row, kind) for kind in ("bf16", "fp8")}
+    entry: dict[str, Any] = {"row": row.name, "what": row.what, "flops": row.flops, "contestants": {}}
+    found: dict[str, Any] = entry["contestants"]
+    xs, *rest = arguments["fp8"]
+    expected = _expected(row, xs[0], *rest)
+    contestants: dict[str, Contestant] = {}
+    for name, executable in executables.items():
+        if isinstance(executable, str):
+            found[name] = {"error": executable}
+            continue
+        given = arguments["bf16" if name == "bf16" else "fp8"]
+        try:
+            first = jax.tree.leaves(executable(*given)[0])[0]
+            found[name] = {} if name == "bf16" else {"norm": float(_error(first, expected))}
+            contestants[name] = Contestant(executable, given, row.calls)
+        except Exception as error:
+            found[name] = {"error": short(error)}
+    for name, timing in time_in_turn(contestants, ROUNDS).items():
+        if isinstance(timing, Timing):
+            found[name] |= {"us": timing.us, "spread": timing.spread, "host_bound": timing.host_bound}
+        else:
+            found[name]["error"] = timing
+    return entry
+
+
+def compile_all(rows: Sequence[Row], threads: int) -> dict[tuple[Row, str], Any]:
+    """Futures of executables, or of errors as text; started in order."""
+
+    def compiled(row: Row, contestant: str) -> Any:
+        try:
+            return lowered(row, contestant).compile()
+        except Exception as error:
+            return short(error)
+
+    pool = concurrent.futures.ThreadPoolExecutor(threads)
+    return {(row, name): pool.submit(compiled, row, name) for row in rows for name in CONTESTANTS}
+
+
+def print_row(entry: Mapping[str, Any]) -> None:
+    reference = entry["contestants"].get("xla", {}).get("us")
+    print(f"\n{entry['row']} ({entry['what']})")
+    for name, found in entry["contestants"].items():
+        if "us" not in found:
+            print(f"  {name:8} {found.get('error', '')}")
+            continue
+        ratio = f"{reference / found['us']:.2f}x" if reference else ""
+        norm = f"error {found['norm']:.1e}" if "norm" in found else ""
+        mark = "~" if found["host_bound"] else ""
+        speed = f"{1e-6 * entry['flops'] / found['us']:7.1f} TF/s"
+        duration = f"{mark}{found['us']:9.2f} us (±{found['spread']:.2f})"
+        print(f"  {name:8} {duration}  {speed}  {ratio:>6} of XLA's FP8  {norm}", flush=True)
+
+
+def table(results: Mapping[str, Any]) -> str:
+    """The results in Markdown."""
+    lines = ["| M, N, K | " + " | ".join(CONTESTANTS) + " |", "|---" * (len(CONTESTANTS) + 1) + "|"]
+    for entry in results["rows"]:
+        reference = entry["contestants"].get("xla", {}).get("us")
+        cells = []
+        for name in CONTESTANTS:
+            us = entry["contestants"].get(name, {}).get("us")
+            ratio = f" ({reference / us:.2f}x)" if us and reference and name != "xla" else ""
+            cells.append(f"{us:.1f} us, {1e-6 * entry['flops'] / us:.0f} TF/s{ratio}" if us else "-")
+        lines.append(f"| {entry['row']} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def run(rows: Sequence[Row], seconds: float, threads: int, out: Path) -> None:
+    start = time.monotonic()
+    futures = compile_all(rows, threads)
+    # XLA times kernels while it compiles, so that nothing is measured beside it; but not for longer than half the time.
+    concurrent.futures.wait(futures.values(), timeout=seconds / 2)
+    for future in futures.values():
+        future.cancel()
+    ready = [row for row in rows if all(futures[row, name].done() for name in CONTESTANTS)]
+    ready = [row for row in ready if not any(futures[row, name].cancelled() for name in CONTESTANTS)]
+    concurrent.futures.wait([future for future in futures.values() if future.running()])
+    print(f"{len(ready)} of {len(rows)} rows compiled in {time.monotonic() - start:.0f} s", flush=True)
+    device = jax.devices()[0]
+    results: dict[str, Any] = {
+        "device": device.device_kind,
+        "jax": jax.__version__,
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "copy_bandwidth": copy_bandwidth(),
+        "rows": [],
+    }
+    out.mkdir(parents=True, exist_ok=True)
+    for row in ready:
+        if time.monotonic() - start > seconds:
+            print(f"not measured, the {seconds:g} seconds are over: {row.name}")
+            continue
+        try:
+            entry = measure(row, {name: futures[row, name].result() for name in CONTESTANTS})
+        except Exception as error:
+            print(f"{row.name}: {short(error)}")
+            continue
+        print_row(entry)
+        results["rows"].append(entry)
+        (out / "results.json").write_text(json.dumps(results, indent=1))
+    print(f"\n{time.monotonic() - start:.0f} s")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("build/matmul"), help="folder of results.json")
+    parser.add_argument("--seconds", type=float, default=120, help="no row is started later")
+    parser.add_argument("--threads", type=int, default=8, help="that compile")
+    parser.add_argument("--tiny", action="store_true", help="small matrices: to try it on any machine")
+    parser.add_argument("--table", type=Path, metavar="RESULTS", help="only print results in Markdown")
+    arguments = parser.parse_args()
+    if arguments.table:
+        print(table(json.loads(arguments.table.read_text())))
+        return
+    run(TINY if arguments.tiny else ROWS, arguments.seconds, arguments.threads, arguments.out)
+
+
+if __name__ == "__main__":
+    main()
