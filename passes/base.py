@@ -103,6 +103,7 @@ class Context:
         is_fp8: bool,
         refusal: Refusal | None = None,
         graph: Graph | MatmulCall | QuantizeCall | None = None,
+        saved_bytes: int = 0,
     ) -> None:
         """Adds the report's entry for a convolution, dot or quantization, rewritten (`graph`) or not."""
         computation, name = self.origin(instruction)
@@ -117,6 +118,7 @@ class Context:
                 computation=computation,
                 is_fp8=is_fp8,
                 rule=refusal.rule if refusal else "",
+                saved_bytes=saved_bytes,
             )
         )
 

@@ -167,7 +167,9 @@ class CudnnFusedConvRewriter(RewritePass):
             for side in plan.sides
         ]
         fused = self._create(computation, call, plan.graph, [*inputs, *sides], output_shapes)
-        self.context.record(call, "convolution", is_fp8=True, graph=plan.graph, refusal=plan.stopped)
+        self.context.record(
+            call, self.op, is_fp8=True, graph=plan.graph, refusal=plan.stopped, saved_bytes=plan.saved_bytes
+        )
         origin, name = self.context.origin(call), call.name
         computation.transfer_control_dependencies(call, fused)
         replaced = with_operands((plan.output, *plan.aux))

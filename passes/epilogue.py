@@ -78,6 +78,7 @@ class Epilogue:
         aux: those that results 1, 2, ... replace.
         sides: what the side operands are, in node order.
         stopped: why the graph ends where it does, where there was more that looked as if it belonged to it.
+        saved_bytes: of memory traffic, as the report's entry has them.
     """
 
     graph: Graph
@@ -85,6 +86,7 @@ class Epilogue:
     aux: tuple[HloInstruction, ...]
     sides: tuple[Side, ...]
     stopped: Refusal | None
+    saved_bytes: int
 
 
 class EpilogueCapture:
@@ -586,7 +588,20 @@ class EpilogueCapture:
                 uids[step.instruction] = own[-1] if own else uids[step.inputs[0]]
         graph = graph.with_type(uids[output.instruction], output.instruction.shape.element_type)
         stopped = self.explanation(output, blocked)
-        return Epilogue(graph, output.instruction, tuple(s.instruction for s in aux), tuple(sides), stopped)
+        results = tuple(step.instruction for step in aux)
+        saved = self.saved_bytes(output.instruction, results)
+        return Epilogue(graph, output.instruction, results, tuple(sides), stopped, saved)
+
+    def saved_bytes(self, output: HloInstruction, aux: tuple[HloInstruction, ...]) -> int:
+        """What is no longer written and read of the result itself.
+
+        Nothing where the graph computes no more than that; one reading where the result is written beside the output.
+        What follows a convolution counts as one kernel, as XLA makes it, so that it was read once.
+        """
+        if output is self.result:
+            return 0
+        times = 1 if self.result in aux else 2
+        return times * self.result.shape.element_count * _size(self.result)
 
     def explanation(self, output: Step, blocked: Refusal | None) -> Refusal | None:
         """What kept the graph from reaching further: a fork or cycle, or a step that almost matched."""

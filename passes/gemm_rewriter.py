@@ -172,7 +172,7 @@ class GemmRewriter(RewritePass):
             bool(plan.aux),
             dot.operand_precision,
         )
-        self.context.record(dot, "dot", is_fp8=True, graph=call, refusal=plan.stopped)
+        self.context.record(dot, self.op, is_fp8=True, graph=call, refusal=plan.stopped, saved_bytes=plan.saved_bytes)
         origin, name = self.context.origin(dot), dot.name
         fused = _create(computation, dot, call, values, target)
         computation.transfer_control_dependencies(dot, fused)

@@ -17,7 +17,7 @@ from xla_fp8.graph.pictures import Box, BoxKind, Flow
 from xla_fp8.graph.svg import Link, svg
 from xla_fp8.hlo import HloError, HloInstruction, SourceLocation, instruction_text
 from xla_fp8.report.pictures import Modules, Pictures, entries_of
-from xla_fp8.report.report import Entry, Report
+from xla_fp8.report.report import Entry, Report, readable
 from xla_fp8.report.source_text import SourceText
 from xla_fp8.report.style import INSPECTOR, PAGE_STYLE, SCRIPT, STYLE
 
@@ -86,6 +86,8 @@ class _Body:
         parts = [f'<p class="summary">{html.escape(report.summary)}</p>\n']
         if report.target:
             parts.append(f'<p class="target">Target: {html.escape(report.target)}</p>\n')
+        if report.saved_note:
+            parts.append(f'<p class="saved">It {html.escape(report.saved_note)}.</p>\n')
         if report.metadata_note:
             parts.append(f'<p class="note">Note: {html.escape(report.metadata_note)}</p>\n')
         if not self.entries:
@@ -125,6 +127,8 @@ class _Body:
         ]
         if entry.graph:
             parts.append(f'<p><code class="graph">{html.escape(entry.graph)}</code></p>')
+        if entry.saved_bytes:
+            parts.append(f'<p class="saved">saves {readable(entry.saved_bytes)} of memory traffic</p>')
         if told and entry.reason:
             why = f"stops because: {entry.reason}" if entry.graph else entry.reason
             parts.append(f'<p class="reason">{html.escape(why)}</p>')

@@ -26,6 +26,8 @@ class Entry:
         computation: the computation it stands in.
         is_fp8: whether an FP8 tensor feeds it: a refusal of one that is not FP8 is no loss.
         rule: a short, stable name of the rule that refused ("missing-clamp", ...), or the pattern that matched.
+        saved_bytes: of memory traffic that a rewritten one no longer has: its own result, in the type that it has in
+            the program, was written and read back by what followed; it is not where that follows in the graph.
     """
 
     instruction: str
@@ -37,10 +39,19 @@ class Entry:
     computation: str = ""
     is_fp8: bool = True
     rule: str = ""
+    saved_bytes: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """The fields, as JSON holds them."""
         return dataclasses.asdict(self)
+
+
+def readable(size: int) -> str:
+    """Bytes to three digits: "6.42 MB"."""
+    for unit, bytes_ in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
+        if size >= bytes_:
+            return f"{size / bytes_:.3g} {unit}"
+    return f"{size} bytes"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,6 +99,18 @@ class Report:
             f"{len(self.rewritten)} rewritten, {len(self.refused_fp8)} refused, "
             f"{len(self.refused_without_fp8)} without FP8 operands"
         )
+
+    @property
+    def saved_bytes(self) -> int:
+        """Bytes of memory traffic that a call no longer has: the sum over the entries."""
+        return sum(entry.saved_bytes for entry in self.rewritten)
+
+    @property
+    def saved_note(self) -> str:
+        """`saved_bytes` as a sentence; "" where there are none."""
+        if not self.saved_bytes:
+            return ""
+        return f"saves {readable(self.saved_bytes)} of memory traffic: results that are no longer written and read back"
 
     @property
     def metadata_note(self) -> str:

@@ -48,6 +48,8 @@ def render(report: Report, *, everything: bool, width: int | None, paint: Paint)
     ending = paint(report.summary, "summary") + target
     if report.metadata_note and entries:
         ending += "\n" + _wrapped(f"note: {report.metadata_note}", "", width, paint, "note")
+    if report.saved_note:
+        ending += "\n" + _wrapped(report.saved_note, "", width, paint, "note")
     parts.append(ending)
     return "\n\n".join(parts) + "\n"
 
