@@ -22,9 +22,10 @@ def main() -> None:
     parser.add_argument("--compile-share", type=float, default=0.6, help="part of the time that is for compiling")
     parser.add_argument("--workers", type=int, default=14, help="rows that compile at once")
     parser.add_argument("--only", default="", help='rows whose name has one of these parts, by ";"')
-    parser.add_argument("--variants", default="", help='variants that have one of these parts, by ","')
+    parser.add_argument("--variants", default="bf16,xla,auto", help='variants that have one of these parts, by ","')
     parser.add_argument("--tune", action="store_true", help="xla_fp8 times its kernels' configs; else the first guess")
     parser.add_argument("--xla-autotune", type=int, default=4, help="XLA's level of autotuning, 0 to 4")
+    parser.add_argument("--xla-fp8-autotune", type=int, default=0, help="of XLA's FP8: it takes 20 s a convolution")
     parser.add_argument("--tiny", action="store_true", help="small networks, to try it on any machine")
     parser.add_argument("--row", default="", help="of the worker")
     arguments = parser.parse_args()
@@ -42,11 +43,17 @@ def main() -> None:
 
         lower.run(chosen, arguments.tiny)
     elif arguments.phase == "run":
-        about = {"XLA autotune level": arguments.xla_autotune, "xla_fp8 tuned": arguments.tune}
-        environment = scheduler.environment(out, arguments.tune, arguments.xla_autotune, arguments.tiny)
-        scheduler.Scheduler(
-            out, chosen, arguments.seconds, arguments.compile_share, arguments.workers, arguments.tiny, about
-        ).run(environment)
+        settings = scheduler.Settings(
+            out,
+            arguments.seconds,
+            arguments.compile_share,
+            arguments.workers,
+            arguments.tune,
+            arguments.xla_autotune,
+            arguments.xla_fp8_autotune,
+            arguments.tiny,
+        )
+        scheduler.Scheduler(settings, chosen).run()
     if arguments.phase in ("run", "report"):
         content = json.loads((out / table.RESULTS).read_text())
         table.write(out, content)

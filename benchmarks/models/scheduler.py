@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import datetime
 import json
 import os
@@ -15,31 +16,78 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.models import table
-from benchmarks.models.rows import Row
+from benchmarks.models.rows import BASELINE, XLA, Row
 
 ROOT = Path(__file__).resolve().parents[2]
 _LAST = 12.0  # seconds that a row takes to measure, about: none is begun with less left
 
 
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """
+    Attributes:
+        out: folder of results, logs and caches.
+        seconds: after which all is over; `share` of them is for compiling.
+        workers: how many rows compile at once.
+        tune: whether `xla_fp8` times the configs of its kernels.
+        autotune, fp8_autotune: XLA's levels of autotuning, of other rows and of those that XLA compiles in FP8.
+    """
+
+    out: Path
+    seconds: float
+    share: float
+    workers: int
+    tune: bool
+    autotune: int
+    fp8_autotune: int
+    tiny: bool
+
+    def about(self) -> dict[str, Any]:
+        """For results.json."""
+        return {
+            "XLA autotune level": self.autotune,
+            "of XLA's FP8": self.fp8_autotune,
+            "xla_fp8": "tuned" if self.tune else "first guess",
+            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        }
+
+    def environment(self, row: Row) -> dict[str, str]:
+        """The variables of a row's process."""
+        flags = os.environ.get("XLA_FLAGS", "")
+        if not self.tiny:
+            level = self.fp8_autotune if row.recipe != BASELINE and row.compiler == XLA else self.autotune
+            flags += f" --xla_gpu_autotune_level={level}"
+        return {
+            **os.environ,
+            "XLA_FLAGS": flags.strip(),
+            "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+            "XLA_FP8_AUTOTUNE": "1" if self.tune else "0",
+            "XLA_FP8_CACHE_DIR": str(self.out / "choices"),
+            "JAX_COMPILATION_CACHE_DIR": str(self.out / "xla"),
+            "PYTHONPATH": os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH", ""), str(ROOT)))),
+        }
+
+
 class Child:
     """One row's process. `facts` has what it said; `state` is where it stands."""
 
-    def __init__(self, row: Row, out: Path, tiny: bool, environment: dict[str, str]) -> None:
+    def __init__(self, row: Row, settings: Settings) -> None:
         self.row = row
         self.facts: dict[str, Any] = {}
         self.state = "compiling"
         self.began = time.monotonic()
-        self.log = out / "logs" / f"{row.name.replace(' ', '-').replace('/', '-')}.log"
+        self.is_told = False
+        self.log = settings.out / "logs" / f"{row.name.replace(' ', '-').replace('/', '-')}.log"
         self.log.parent.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-P", "-m", "benchmarks.models", "worker", "--row", row.name]
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
-                [*command, *(["--tiny"] if tiny else [])],
+                [*command, *(["--tiny"] if settings.tiny else [])],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
-                env=environment,
+                env=settings.environment(row),
                 cwd=ROOT,
             )
         threading.Thread(target=self._read, daemon=True).start()
@@ -73,51 +121,36 @@ class Child:
 
 
 class Scheduler:
-    """
-    Args:
-        out: folder of results, logs and caches.
-        seconds: after which all is over; `share` of them is for compiling.
-        workers: how many rows compile at once.
-    """
+    """The rows of a run, and results.json, which is written after each of them."""
 
-    def __init__(
-        self,
-        out: Path,
-        rows: Sequence[Row],
-        seconds: float,
-        share: float,
-        workers: int,
-        tiny: bool,
-        about: dict[str, Any],
-    ) -> None:
-        self.out, self.tiny, self.workers = out, tiny, workers
+    def __init__(self, settings: Settings, rows: Sequence[Row]) -> None:
+        self.settings = settings
         self.began = time.monotonic()
-        self.end = self.began + seconds
-        self.compile_end = self.began + share * seconds
+        self.end = self.began + settings.seconds
+        self.compile_end = self.began + settings.share * settings.seconds
         self.waiting = collections.deque(rows)
         self.children: list[Child] = []
-        path = out / table.RESULTS
-        earlier = json.loads(path.read_text()) if path.exists() else {}
-        self.content: dict[str, Any] = {"about": {}, "rows": {}} | earlier
-        self.content["about"] |= about | {"date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")}
+        path = settings.out / table.RESULTS
+        self.content: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"about": {}, "rows": {}}
+        self.content["about"] |= settings.about()
 
-    def run(self, environment: dict[str, str]) -> None:
-        self.compile(environment)
+    def run(self) -> None:
+        self.compile()
         ready = [child for child in self.children if child.state == "compiled"]
         self.say(f"{len(ready)} rows compiled")
         for child in ready:
             self.measure(child)
         for child in self.children:
-            if child.process.poll() is None:
-                child.process.kill()
+            child.process.kill()
             self.record(child)
+        table.write(self.settings.out, self.content)
         self.say("done")
 
-    def compile(self, environment: dict[str, str]) -> None:
+    def compile(self) -> None:
         while time.monotonic() < self.compile_end:
             busy = [child for child in self.children if child.state == "compiling"]
-            while self.waiting and len(busy) < self.workers:
-                child = Child(self.waiting.popleft(), self.out, self.tiny, environment)
+            while self.waiting and len(busy) < self.settings.workers:
+                child = Child(self.waiting.popleft(), self.settings)
                 busy.append(child)
                 self.children.append(child)
             if not busy:
@@ -149,29 +182,10 @@ class Scheduler:
             return
         if "ms" in child.facts or "ms" not in self.content["rows"].get(name, {}):
             self.content["rows"][name] = dict(child.facts)
-        table.write(self.out, self.content)
-        if child.state in ("measured", "failed") and not getattr(child, "told", False):
-            child.told = True  # type: ignore[attr-defined]
+        table.write(self.settings.out, self.content)
+        if child.state in ("measured", "failed") and not child.is_told:
+            child.is_told = True
             self.say(f"{name}: {table.describe(child.facts)}")
 
     def say(self, text: str) -> None:
         print(f"{time.monotonic() - self.began:5.0f} s  {text}", flush=True)
-
-
-def environment(out: Path, tune: bool, autotune_level: int, tiny: bool) -> dict[str, str]:
-    """The variables of the rows' processes."""
-    flags = os.environ.get("XLA_FLAGS", "")
-    if not tiny:
-        (out / "autotune").mkdir(parents=True, exist_ok=True)
-        flags += (
-            f" --xla_gpu_autotune_level={autotune_level} --xla_gpu_per_fusion_autotune_cache_dir={out / 'autotune'}"
-        )
-    return {
-        **os.environ,
-        "XLA_FLAGS": flags.strip(),
-        "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
-        "XLA_FP8_AUTOTUNE": "1" if tune else "0",
-        "XLA_FP8_CACHE_DIR": str(out / "choices"),
-        "JAX_COMPILATION_CACHE_DIR": str(out / "xla"),
-        "PYTHONPATH": os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH", ""), str(ROOT)))),
-    }
