@@ -177,6 +177,12 @@ def expected_graph(options: dict[str, Any]) -> str:
     return "".join(nodes)
 
 
+def with_and_without(name: str) -> list[Any]:
+    """The two choices of an argument; that without it is slow, for a run that only samples the combinations."""
+    without, with_it = CHOICES[name]
+    return [pytest.param(without, marks=pytest.mark.slow, id=f"no_{name}"), pytest.param(with_it, id=name)]
+
+
 def strict_graphs(options: dict[str, Any]) -> list[str]:
     """The graphs that xla_fp8.rewrite makes with strict=True, which raises where an FP8 convolution stays."""
     arrays = {name: value for name, value in options.items() if isinstance(value, jax.Array)}
@@ -190,8 +196,8 @@ def strict_graphs(options: dict[str, Any]) -> list[str]:
     return [entry.graph for entry in report.rewritten]
 
 
-@pytest.mark.parametrize("bias", CHOICES["bias"], ids=["no_bias", "bias"])
-@pytest.mark.parametrize("amax", CHOICES["amax"], ids=["no_amax", "amax"])
+@pytest.mark.parametrize("bias", with_and_without("bias"))
+@pytest.mark.parametrize("amax", with_and_without("amax"))
 def test_every_combination_is_one_whole_graph(bias: dict[str, Any], amax: dict[str, Any]) -> None:
     wides = itertools.cycle((jnp.float32, jnp.bfloat16, jnp.float16))
     activations = itertools.cycle((None, *ACTIVATIONS))

@@ -17,7 +17,7 @@ def example() -> ModuleType:
     return load_script("examples/train_fp8.py")
 
 
-@pytest.mark.parametrize("task", ["digits", "teacher"])
+@pytest.mark.parametrize("task", ["digits", pytest.param("teacher", marks=pytest.mark.slow)])
 def test_fp8_trains_to_the_loss_of_f32(example: ModuleType, task: str) -> None:
     losses = example.curves(getattr(example, task)(), steps=100, seeds=1)
     ends = {kind: example.final(of_kind)[0] for kind, of_kind in losses.items()}
