@@ -369,11 +369,12 @@ def print_row(entry: Mapping[str, Any]) -> None:
         )
 
 
-def run(rows: Sequence[Row], seconds: float, threads: int, variants: bool, out: Path) -> None:
+def run(rows: Sequence[Row], seconds: float, threads: int, variants: bool, without: Sequence[str], out: Path) -> None:
     start = time.monotonic()
     jobs: list[tuple[Row, dict[str, Algorithm]]] = [(row, dict(ALGORITHMS)) for row in rows]
     if variants:
         jobs += [(row, {name: ALGORITHMS[name] for name in ("xla", "resident")} | some) for row, some in VARIED]
+    jobs = [(row, {name: a for name, a in some.items() if a.name not in without}) for row, some in jobs]
     if jax.default_backend() == "cpu":
         jobs = [(row, _interpreted(some)) for row, some in jobs]
     flat = [(row, name, algorithm) for row, algorithms in jobs for name, algorithm in algorithms.items()]
@@ -442,6 +443,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=300, help="no row is started later")
     parser.add_argument("--threads", type=int, default=8, help="that compile")
     parser.add_argument("--variants", action="store_true", help="also other settings of the kernels")
+    parser.add_argument("--without", nargs="+", default=(), metavar="ALGORITHM", help="leave these out")
     parser.add_argument("--tiny", action="store_true", help="small tensors, interpreted: to try it on any machine")
     parser.add_argument("--plot", nargs=2, type=Path, metavar=("RESULTS", "SVG"), help="only draw")
     arguments = parser.parse_args()
@@ -449,7 +451,8 @@ def main() -> None:
         source, target = arguments.plot
         plot(json.loads(source.read_text()), target)
         return
-    run(TINY if arguments.tiny else ROWS, arguments.seconds, arguments.threads, arguments.variants, arguments.out)
+    rows = TINY if arguments.tiny else ROWS
+    run(rows, arguments.seconds, arguments.threads, arguments.variants, arguments.without, arguments.out)
 
 
 if __name__ == "__main__":
