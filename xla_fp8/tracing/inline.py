@@ -38,7 +38,7 @@ def substituted(atoms: Iterable[Any], substitution: dict[Any, Any]) -> list[Any]
 
 
 def _is_call(equation: Equation) -> bool:
-    return equation.primitive.name in CALLS | DERIVATIVE_RULES
+    return equation.primitive.name in CALLS or equation.primitive.name in DERIVATIVE_RULES
 
 
 def _is_plain_call(equation: Equation) -> bool:
