@@ -481,3 +481,42 @@ def test_inline_ptx_reaches_the_kernel() -> None:
     with jax.sharding.use_abstract_mesh(AbstractMesh((), (), abstract_device=device)):
         traced = jax.jit(call).trace(jax.ShapeDtypeStruct((4,), jnp.int32))
         assert "st.shared.b32" in traced.lower(lowering_platforms=("cuda",)).as_text()
+
+
+def test_an_equation_is_bound_in_its_own_context_behind_the_current_scopes() -> None:
+    def scoped(x: jax.Array) -> jax.Array:
+        with jax.named_scope("inner"):
+            return jnp.sin(x)
+
+    (equation,) = _jax_compat.open_jaxpr(jax.make_jaxpr(scoped)(1.0)).eqns
+
+    def bound(x: jax.Array) -> jax.Array:
+        with jax.named_scope("outer"):
+            (y,) = _jax_compat.bind_equation(equation, [x])
+        return y
+
+    (again,) = _jax_compat.open_jaxpr(jax.make_jaxpr(bound)(1.0)).eqns
+    assert again.primitive is equation.primitive
+    assert str(again.source_info.name_stack) == "outer/inner"
+    assert _jax_compat.equation_source(again) == _jax_compat.equation_source(equation)
+
+
+def test_a_jaxpr_is_open_or_closed_like_another(closed: jax.extend.core.ClosedJaxpr) -> None:
+    plain = jax.make_jaxpr(jnp.sin)(1.0)
+    for original in (closed, _jax_compat.open_jaxpr(closed)):
+        assert isinstance(_jax_compat.like_jaxpr(plain, original), type(original))
+
+
+def test_values_inside_vmap_know_how_many_examples_they_stand_for() -> None:
+    seen = []
+
+    def spy(x: jax.Array, y: jax.Array) -> jax.Array:
+        seen.append((_jax_compat.vmapped_examples(x), _jax_compat.vmapped_examples(y)))
+        return x + y
+
+    jax.vmap(jax.vmap(spy, (0, None)), (0, None))(jnp.ones((3, 5)), 1.0)
+    jax.vmap(jax.grad(spy), (0, None))(jnp.ones(4), 1.0)
+    jax.vmap(lambda x: jax.jvp(lambda x: spy(x, 1.0), (x,), (x,)))(jnp.ones(6))
+    jax.grad(lambda x: jnp.sum(jax.vmap(spy)(x, x)))(jnp.ones(7))
+    spy(jnp.ones(2), jnp.ones(2))
+    assert seen == [(15, 1), (4, 1), (6, 1), (7, 7), (1, 1)]

@@ -538,13 +538,20 @@ def vmapped_examples(x: Any) -> int:
 
     1 outside, and inside a jit that stands within the vmap: its tracers do not know.
     """
-    tracer = _private("jax._src.interpreters.batching", "BatchTracer")
+    batched = _private("jax._src.interpreters.batching", "BatchTracer")
+    differentiated = (
+        _private("jax._src.interpreters.ad", "JVPTracer"),
+        _private("jax._src.interpreters.ad", "LinearizeTracer"),
+    )
     examples = 1
-    while isinstance(x, tracer):
-        if x.batch_dim is not None:
+    while True:
+        if isinstance(x, batched):
             examples *= x.val.shape[x.batch_dim]
-        x = x.val
-    return examples
+            x = x.val
+        elif isinstance(x, differentiated):
+            x = x.primal
+        else:
+            return examples
 
 
 def evaluate_equations(jaxpr: Any, arguments: Sequence[Any]) -> list[Any]:

@@ -216,6 +216,29 @@ def test_vmap(pair: str) -> None:
     close(mapped, jax.tree.map(lambda *a: jnp.stack(a), *[gradient(xs[i], ws[i]) for i in range(3)]))
 
 
+def test_one_scale_across_vmap_is_that_of_a_batch_dimension() -> None:
+    """And so are the derivatives; the convolutions then read a batch, and become graphs."""
+    rng = np.random.default_rng(1)
+    xs, w = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((3, 6, 6, 16), (3, 3, 16, 16)))
+    xs *= jnp.float32([1, 10, 100])[:, None, None, None]
+    window = {"window_strides": (1, 1), "padding": "SAME", "dimension_numbers": ("NHWC", "HWIO", "NHWC")}
+
+    def mapped(xs: jax.Array, w: jax.Array, **options: Any) -> jax.Array:
+        y = jax.vmap(lambda x: xla_fp8.fp8_conv(x[None], w, **window, **options)[0])(xs)
+        return jnp.sum(jax.nn.relu(y) ** 2)
+
+    def batched(xs: jax.Array, w: jax.Array) -> jax.Array:
+        return jnp.sum(jax.nn.relu(xla_fp8.fp8_conv(xs, w, **window)) ** 2)
+
+    shared = jax.jit(jax.grad(lambda xs, w: mapped(xs, w, scale_across_vmap=True), (0, 1)))(xs, w)
+    for of_mapped, of_batch in zip(shared, jax.jit(jax.grad(batched, (0, 1)))(xs, w), strict=True):
+        np.testing.assert_allclose(of_mapped, of_batch, rtol=1e-2, atol=1e-2 * float(jnp.max(jnp.abs(of_batch))))
+    own = jax.jit(jax.grad(mapped))(xs, w)
+    assert not jnp.array_equal(own[0], shared[0][0])
+    report = xla_fp8.explain(jax.grad(lambda xs: mapped(xs, w, scale_across_vmap=True)))(xs)
+    assert len(report.rewritten) == 2
+
+
 @pytest.mark.parametrize("pair", PAIRS)
 def test_remat(pair: str) -> None:
     own, _, _, x, w = PAIRS[pair]

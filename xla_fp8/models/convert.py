@@ -53,14 +53,16 @@ def convert(
         recipe: a Recipe, or the scaling of one: "dynamic" or "delayed".
         filter: which layers, besides the recipe's rules: a function of an `xla_fp8.models.plan.Layer`, or patterns of
             names, "decoder/*".
-        example: arguments of a typical call, as a tuple if they are several; arrays or `jax.ShapeDtypeStruct`s. Of NNX
-            and Equinox modules: with it, layers are in the order in which they run, and their sizes known. Linen
-            modules and functions are traced whenever they are called, and need none.
+        example: arguments of a typical call, as a tuple if they are several; arrays or `jax.ShapeDtypeStruct`s. With
+            it, layers are in the order in which they run, and their sizes known. NNX modules need it, because their
+            attributes have no order that would last; Equinox modules have that of their fields. Linen modules and
+            functions are traced whenever they are called.
         call: how the model is called on the example, where that is not model(*example):
             `lambda model, x: jax.vmap(model)(x)`.
 
     Raises:
-        ModelError: a model of another kind, or a static recipe, which needs `xla_fp8.calibrate`.
+        ModelError: a model of another kind, an NNX module without an example, or a static recipe, which needs
+            `xla_fp8.calibrate`.
         MissingPackageError: a framework is not installed.
 
     Warns:
@@ -77,6 +79,11 @@ def convert(
         return _function(model, plan)
     if framework.is_traced:
         return framework.convert(model, plan)
+    if example is None and not framework.is_ordered and (recipe.keep_first or recipe.keep_last):
+        raise ModelError(
+            f"which layers of {type(model).__name__} are first and last shows when it runs: hand over arguments of "
+            "a call as example=, or say Recipe(keep_first=0, keep_last=0) and leave them out with a filter"
+        )
     order = None if example is None else traced_layers(model, call, *arguments_of(example))
     converted = framework.convert(model, plan, order)
     _warn_of_nothing(list(framework.operators(converted).values()))

@@ -35,6 +35,9 @@ across_vmap = True
 is_traced = False
 """The layers of a module are there before it is called."""
 
+is_ordered = True
+"""Fields stay in their order."""
+
 
 class Fp8Conv(eqx.nn.Conv):
     """A convolution that is computed by an operator.

@@ -90,14 +90,16 @@ def replaced(
     found: dict[str, Any] = jax.tree.map(lambda leaf: leaf, dict(variables))
     found = {**found, "params": _unfrozen(found["params"]), COLLECTION: {}}
     for name, state in states.items():
-        _at(found["params"], name)["kernel"] = weights[name]
-        _at(found[COLLECTION], name)[_STATE] = state
+        path = _path(found["params"], name)
+        _at(found["params"], path)["kernel"] = weights[name]
+        _at(found[COLLECTION], path)[_STATE] = state
     return convert(model, Fixed(tuple(operators.values()))), found
 
 
 def weight(variables: Mapping[str, Any], name: str) -> jax.Array:
     """The kernel of a layer."""
-    kernel: jax.Array = _at(_unfrozen(variables["params"]), name)["kernel"]
+    params = _unfrozen(variables["params"])
+    kernel: jax.Array = _at(params, _path(params, name))["kernel"]
     return kernel
 
 
@@ -106,11 +108,15 @@ def _unfrozen(tree: Any) -> Any:
     return {key: _unfrozen(value) for key, value in tree.items()} if isinstance(tree, Mapping) else tree
 
 
-def _at(tree: dict[str, Any], name: str) -> dict[str, Any]:
-    """The dict of a layer, made where there is none; that of the model itself where it is the layer."""
-    if "kernel" in tree and name not in tree:
-        return tree
-    for part in name.split("/"):
+def _path(params: Mapping[str, Any], name: str) -> list[str]:
+    """Where a layer's parameters are; the model itself may be the layer."""
+    parts = name.split("/")
+    return parts if parts[0] in params else []
+
+
+def _at(tree: dict[str, Any], path: Sequence[str]) -> dict[str, Any]:
+    """The dict at a path, made where there is none."""
+    for part in path:
         tree = tree.setdefault(part, {})
     return tree
 

@@ -36,6 +36,9 @@ across_vmap = False
 is_traced = False
 """The layers of a module are there before it is called."""
 
+is_ordered = False
+"""`nnx.split` and `nnx.merge` sort attributes by name."""
+
 
 class Fp8State(nnx.Variable):
     """What a layer keeps for FP8: an `xla_fp8.DelayedScaling`, or its fixed scales."""
@@ -57,7 +60,7 @@ def is_model(model: Any) -> bool:
 
 
 def layers(model: nnx.Module) -> list[Layer]:
-    """The layers of a model in the order of its attributes."""
+    """The layers of a model, in no order that would mean something."""
     return [_described(name, layer) for name, layer in _contractions(model)]
 
 
@@ -171,7 +174,7 @@ def _rank(layer: nnx.Module) -> int:
 
 
 def _contractions(model: nnx.Module) -> Iterator[tuple[str, Any]]:
-    """The layers below a module, each once, in the order in which attributes were set."""
+    """The layers below a module, each once."""
     seen: set[int] = set()
 
     def walk(node: Any, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:

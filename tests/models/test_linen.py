@@ -1,0 +1,171 @@
+"""Flax Linen modules in FP8: parameters keep their paths, the state is a collection, plans are made at each call."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import xla_fp8
+from xla_fp8.models import Fp8Conv, Fp8Dot
+
+ANY_SIZE = xla_fp8.Recipe(min_flops=0)
+DELAYED = dataclasses.replace(ANY_SIZE, scaling="delayed")
+
+
+class Block(nn.Module):
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        y = nn.Conv(32, (3, 3), use_bias=False)(x)
+        return nn.relu(nn.BatchNorm(use_running_average=not train)(y)) + x
+
+
+class Net(nn.Module):
+    def setup(self) -> None:
+        self.stem = nn.Conv(32, (3, 3))
+        self.block = nn.remat(Block, static_argnums=(2,))()
+        self.hidden = nn.DenseGeneral(32)
+        self.head = nn.Dense(10)
+
+    def features(self, x: jax.Array, train: bool = False) -> jax.Array:
+        return self.block(nn.relu(self.stem(x)), train).mean((1, 2))
+
+    def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
+        return self.head(nn.relu(self.hidden(self.features(x, train))))
+
+
+@pytest.fixture(scope="module")
+def x() -> jax.Array:
+    return jnp.asarray(np.random.default_rng(0).normal(size=(4, 6, 6, 16)), jnp.float32)
+
+
+@pytest.fixture(scope="module")
+def variables(x: jax.Array) -> Any:
+    return jax.jit(Net().init)(jax.random.key(0), x)
+
+
+@pytest.fixture(scope="module")
+def wide(variables: Any, x: jax.Array) -> jax.Array:
+    return jax.jit(Net().apply)(variables, x)
+
+
+def decibels(of: Any, against: Any) -> float:
+    noise = jnp.sum((of - against) ** 2)
+    return float(10 * jnp.log10(jnp.sum(against**2) / noise))
+
+
+def test_parameters_of_the_wide_module_serve_the_converted_one(variables: Any, x: jax.Array, wide: jax.Array) -> None:
+    fp8 = xla_fp8.convert(Net(), dataclasses.replace(ANY_SIZE, weights="channel"))
+    shapes = jax.eval_shape(fp8.init, jax.random.key(0), x)
+    assert jax.tree.map(lambda a, b: a.shape == b.shape, shapes, variables)
+    assert jax.tree.structure(shapes) == jax.tree.structure(variables)
+    assert 20 < decibels(jax.jit(fp8.apply)(variables, x), wide) < 50
+    whole = xla_fp8.convert(Net(), dataclasses.replace(ANY_SIZE, keep_last=0))
+    features = whole.apply(variables, "features", x, method="call")
+    assert 20 < decibels(features, Net().apply(variables, x, method="features")) < 60
+
+
+def test_the_report_is_of_the_call_that_it_is_asked_for(x: jax.Array) -> None:
+    fp8 = xla_fp8.convert(Net(), ANY_SIZE)
+    report = xla_fp8.conversion_report(fp8, x, train=True)
+    names = [entry.layer.name for entry in report.entries]
+    assert names == ["stem", "block/Conv_0", "hidden", "head"]
+    assert [layer.name for layer in report.converted] == ["block/Conv_0", "hidden"]
+    assert report.converted[0].size.flops == 2 * 4 * 36 * 9 * 32 * 32
+    large = xla_fp8.convert(Net(), xla_fp8.Recipe(min_flops=2e6))
+    assert [layer.name for layer in xla_fp8.conversion_report(large, x).converted] == ["block/Conv_0"]
+    with pytest.raises(xla_fp8.ModelError, match="hand over arguments of a call"):
+        xla_fp8.conversion_report(fp8)
+    with pytest.raises(xla_fp8.ModelError, match="Net was not converted"):
+        xla_fp8.conversion_report(Net(), x)
+
+
+def test_the_state_is_a_collection_that_a_step_updates(variables: Any, x: jax.Array) -> None:
+    fp8 = xla_fp8.convert(Net(), DELAYED, filter="block/*")
+    state = jax.jit(fp8.init)(jax.random.key(0), x)["fp8"]
+    assert list(state) == ["block"]
+
+    def loss(params: Any, state: Any, model: Any = fp8) -> Any:
+        collections = {"params": params, "fp8": state, "batch_stats": variables["batch_stats"]}
+        y, _ = model.apply(collections, x, train=True, mutable=["batch_stats"])
+        return jnp.mean(y**2)
+
+    gradients, observed = jax.jit(jax.grad(loss, (0, 1)))(variables["params"], state)
+    exact = jax.jit(jax.grad(lambda params: loss(params, {}, Net())))(variables["params"])
+    flat = [jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(tree)]) for tree in (gradients, exact)]
+    assert 12 < decibels(*flat) < 40
+    scaling = xla_fp8.update_scaling(state, observed)["block"]["Conv_0"]["state"]
+    assert scaling.rhs.amax_history[0] == jnp.max(jnp.abs(variables["params"]["block"]["Conv_0"]["kernel"]))
+    assert scaling.gradient.amax_history[0] > 0
+    with pytest.raises(xla_fp8.ModelError, match=r"block/Conv_0 has no state in the collection 'fp8'"):
+        fp8.apply(variables, x)
+
+
+def test_a_calibrated_module_has_fp8_kernels_and_its_convolution_becomes_a_graph(
+    variables: Any, x: jax.Array, wide: jax.Array
+) -> None:
+    fp8, served = xla_fp8.calibrate(Net(), [(x,), (x / 2,)], ANY_SIZE, variables=variables)
+    assert jax.tree.structure(served["params"]) == jax.tree.structure(variables["params"])
+    assert served["params"]["block"]["Conv_0"]["kernel"].dtype == jnp.float8_e4m3fn
+    assert served["params"]["stem"]["kernel"].dtype == jnp.float32
+    assert 20 < decibels(jax.jit(fp8.apply)(served, x), wide) < 50
+    (entry,) = xla_fp8.explain(fp8.apply)(served, x).rewritten
+    assert entry.graph.startswith("1:[f32]conv();2:[f32]scale(1);3:[f32]scale(2)")
+    assert [layer.name for layer in xla_fp8.conversion_report(fp8, x).converted] == ["block/Conv_0", "hidden"]
+    with pytest.raises(xla_fp8.ModelError, match="variables=variables"):
+        xla_fp8.calibrate(Net(), [x])
+    with pytest.raises(xla_fp8.ModelError, match="there are no batches"):
+        xla_fp8.calibrate(Net(), [], variables=variables)
+    with pytest.raises(xla_fp8.ModelError, match="stem: a batch brought values that are not finite"):
+        xla_fp8.calibrate(
+            Net(), [x.at[0].set(jnp.inf)], dataclasses.replace(ANY_SIZE, keep_first=0), variables=variables
+        )
+
+
+def test_inside_another_module_and_for_a_layer_that_is_the_whole_model(x: jax.Array) -> None:
+    class Outer(nn.Module):
+        inner: nn.Module
+
+        @nn.compact
+        def __call__(self, x: jax.Array) -> jax.Array:
+            return 2 * self.inner(x)
+
+    recipe = dataclasses.replace(DELAYED, keep_first=0, keep_last=0)
+    outer = Outer(xla_fp8.convert(nn.Dense(32), recipe))
+    variables = outer.init(jax.random.key(0), x)
+    assert list(variables["params"]["inner"]) == ["kernel", "bias"]
+    assert "state" in variables["fp8"]["inner"]
+    assert 25 < decibels(outer.apply(variables, x), Outer(nn.Dense(32)).apply(variables, x)) < 45
+    plain = nn.Dense(32).init(jax.random.key(0), x)
+    fp8, served = xla_fp8.calibrate(nn.Dense(32), [x], dataclasses.replace(recipe, scaling="static"), variables=plain)
+    assert served["params"]["kernel"].dtype == jnp.float8_e4m3fn
+    assert 25 < decibels(fp8.apply(served, x), nn.Dense(32).apply(plain, x)) < 45
+
+
+def test_layers_that_are_not_the_libraries_own_stay(x: jax.Array) -> None:
+    class Other(nn.Module):
+        @nn.compact
+        def __call__(self, x: jax.Array) -> jax.Array:
+            x = nn.Conv(16, (1, 1), conv_general_dilated=Fp8Conv(), name="ours")(x)
+            x = nn.ConvTranspose(16, (1, 1), name="up")(x)
+            return nn.Dense(16, dot_general=lambda *a, **k: jax.lax.dot_general(*a, **k), name="own")(x)
+
+    report = xla_fp8.conversion_report(xla_fp8.convert(Other(), ANY_SIZE), x)
+    assert {layer.name: reason for layer, reason in report.kept} == {
+        "up": "nn.ConvTranspose is not converted",
+        "own": "it has a dot_general of its own",
+    }
+
+
+def test_functions_are_handed_to_layers_by_hand(x: jax.Array) -> None:
+    for fp8, plain in (
+        (nn.Conv(20, (3, 3), conv_general_dilated=Fp8Conv()), nn.Conv(20, (3, 3))),
+        (nn.Dense(20, dot_general=Fp8Dot()), nn.Dense(20)),
+    ):
+        variables = plain.init(jax.random.key(0), x)
+        assert 25 < decibels(fp8.apply(variables, x), plain.apply(variables, x)) < 45
