@@ -145,6 +145,26 @@ def test_a_wrong_mode_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
         config_for(Sleepy(), CALL, H200)
 
 
+@dataclasses.dataclass(frozen=True)
+class Confident(Sleepy):
+    """Lists only what it takes for the fastest."""
+
+    slower: tuple[str, ...] = ()
+
+    def config_named(self, call: GraphCall, target: Target, name: str | None) -> Config | None:
+        return next((config for config in (*self.choices, *self.slower) if name in (None, config)), None)
+
+    def slower_configs(self, call: GraphCall, target: Target) -> Sequence[Config]:
+        return self.slower
+
+
+def test_where_the_fastest_configs_are_wrong_the_others_are_timed() -> None:
+    assert config_for(Confident(("wrong", "dies"), slower=("20", "2")), CALL, H200) == "2"
+    assert config_for(Confident(("20", "wrong"), slower=("2",)), CALL, H200) == "20"
+    with pytest.raises(AutotuneError, match="none of 1 configs"):
+        config_for(Confident(("wrong", "dies"), slower=("wrong",)), CALL, H200)
+
+
 def test_nothing_that_works_is_an_error() -> None:
     with pytest.raises(AutotuneError, match="none of 2 configs of the sleepy backend"):
         config_for(Sleepy(("wrong", "dies")), CALL, H200)

@@ -27,6 +27,7 @@ from xla_fp8 import _jax_compat
 from xla_fp8.backends import cache, call_text, reference
 from xla_fp8.backends.compare import Tolerance, compare
 from xla_fp8.backends.inputs import random_inputs
+from xla_fp8.backends.progress import Progress
 from xla_fp8.backends.protocol import Backend, Config
 from xla_fp8.errors import XlaFp8Error
 from xla_fp8.target import GraphCall, Target
@@ -102,7 +103,7 @@ def config_for(backend: Backend, call: GraphCall, target: Target, may_time: bool
         known = None if wanted == "force" else cache.load(key)
         if known is not None and find(known.config) is not None:
             return known.config
-        return str(find(None)) if wanted == "0" else _tune_and_store(backend, call, configs(), key)
+        return str(find(None)) if wanted == "0" else _tune_and_store(backend, call, target, configs(), key)
 
     # One thread tunes at a time: timings of two would be of two programs on one device.
     with _lock:
@@ -134,7 +135,7 @@ def tune(backend: Backend, call: GraphCall, configs: Sequence[Config]) -> list[T
     timings = []
     with (
         concurrent.futures.ThreadPoolExecutor(thread_name_prefix="xla_fp8-compile") as pool,
-        _Progress(len(configs)) as progress,
+        Progress(len(configs)) as progress,
     ):
         # The last first: a peer's config, which takes the longest, stands behind the others.
         compiled = [pool.submit(_compiled, backend, call, config, operands) for config in reversed(configs)][::-1]
@@ -181,9 +182,15 @@ def _device_time(compiled: Any, operands: Sequence[jax.Array]) -> float:
     return statistics.median(seconds(runs) for _ in range(_ROUNDS)) / CALLS * 1e6
 
 
-def _tune_and_store(backend: Backend, call: GraphCall, configs: Sequence[Config], key: Mapping[str, str]) -> str:
+def _tune_and_store(
+    backend: Backend, call: GraphCall, target: Target, configs: Sequence[Config], key: Mapping[str, str]
+) -> str:
     start = time.perf_counter()
     timings = _outside_any_trace(lambda: tune(backend, call, configs))
+    slower = getattr(backend, "slower_configs", None)
+    if timings[0].problem and slower and (others := slower(call, target)):
+        configs = others
+        timings = _outside_any_trace(lambda: tune(backend, call, others))
     best = timings[0]
     if best.problem:
         raise AutotuneError(
@@ -269,25 +276,3 @@ def _shared(key: Mapping[str, str], choose: Callable[[], str]) -> str:
         _jax_compat.publish(name, choice)
         return choice
     return _jax_compat.await_published(name, _WAIT)
-
-
-class _Progress:
-    """A line on a terminal that says what is compiled or timed; nothing where stderr is no terminal."""
-
-    def __init__(self, total: int) -> None:
-        self.total = total
-        self.enabled = total > 1 and sys.stderr.isatty()
-
-    def __enter__(self) -> _Progress:
-        return self
-
-    def show(self, done: int, what: str) -> None:
-        if self.enabled:
-            filled = 20 * done // self.total
-            bar = "#" * filled + "." * (20 - filled)
-            print(f"\r\x1b[Kxla_fp8: [{bar}] {done}/{self.total} {what[:60]}", end="", file=sys.stderr, flush=True)
-
-    def __exit__(self, *_: object) -> None:
-        if self.enabled:
-            # What stdout says next would else come before this, and the line would stay.
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)

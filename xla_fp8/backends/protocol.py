@@ -56,6 +56,9 @@ class Backend(Protocol):
     One whose configs are costly to list may have `config_named(call, target, name)`: the config with this text, or with
     None the one that a heuristic prefers; None where there is none. The autotuner then lists them only to time them.
 
+    With that, `configs` may be only those that are near the fastest, and `slower_configs(call, target)` the others:
+    they are timed where none of the first agrees with the reference.
+
     One with `prepare(call, config, devices)` is told on which devices of this process the function of a config will
     run, before any program with it does: there it loads what may not be loaded while a collective waits.
 

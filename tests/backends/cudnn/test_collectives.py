@@ -15,7 +15,7 @@ import jax
 import pytest
 
 from xla_fp8.backends import call_text
-from xla_fp8.backends.cudnn import device_context, library, plans
+from xla_fp8.backends.cudnn import device_context, ffi, library, plans
 from xla_fp8.backends.cudnn.backend import CudnnBackend, Plan
 from xla_fp8.backends.example_calls import graph_call
 from xla_fp8.target import Target
@@ -107,6 +107,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
         machine.current = before
 
     monkeypatch.setattr(library, "cudnn", lambda: cudnn)
+    monkeypatch.setattr(ffi, "target", lambda *_: "")  # jax-tvm-ffi is not needed to know when plans are built
     monkeypatch.setattr(device_context, "current", current)
     monkeypatch.setattr(device_context, "memory", lambda size: contextlib.nullcontext(1 << 20))
     monkeypatch.setattr(device_context, "new_stream", lambda: 1)

@@ -270,6 +270,31 @@ def test_plans_are_timed_once_on_the_device_and_the_fastest_stand_first(
     assert CudnnBackend().configs(call, target) == (Plan("eng2"), Plan("eng1"))
 
 
+def test_plans_far_behind_are_there_for_where_the_others_are_wrong(
+    fake: FakeCudnn, watch: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = plans.DevicePlans(0)
+    monkeypatch.setattr(plans, "on_device", lambda ordinal: device)
+    assert CudnnBackend().slower_configs(call_text.decode(TEXT), Target.parse("h200")) == (Plan("eng1"),)
+
+
+def test_building_and_timing_plans_shows_how_far_it_is(
+    fake: FakeCudnn, watch: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = []
+    monkeypatch.setattr(
+        plans.Progress, "show", lambda progress, done, what: shown.append(f"{done}/{progress.total} {what}")
+    )
+    plans.DevicePlans(0).times(TEXT)
+    assert shown == [
+        "1/3 building cudnn eng0",
+        "2/3 building cudnn eng1",
+        "3/3 building cudnn eng2",
+        "3/3 timing cudnn eng1",
+        "3/3 timing cudnn eng2",
+    ]
+
+
 def test_what_fails_as_it_is_timed_is_no_config(
     fake: FakeCudnn, watch: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:

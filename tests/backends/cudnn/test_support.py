@@ -7,10 +7,11 @@ import json
 import pytest
 
 from xla_fp8.backends.cudnn import CudnnMissingError, Support, deviceless, library, rules, stub_driver, support
+from xla_fp8.backends.cudnn.backend import CudnnBackend
 from xla_fp8.backends.cudnn.support import shipped_properties
 from xla_fp8.backends.example_calls import graph_call, random_call
 from xla_fp8.graph import OPS
-from xla_fp8.target import GraphCall, Target
+from xla_fp8.target import GraphCall, Target, rule_of
 
 H200 = Target.parse("h200")
 SCALE = "1:[f32]conv();2:[f8e4m3fn]scale(1);"
@@ -108,6 +109,26 @@ def test_without_cudnn_the_rules_answer_and_name_the_extra(monkeypatch: pytest.M
     assert answer.ok
     assert "pip install 'xla-fp8[cuda13]'" in answer.source
     assert answer.plans is None
+
+
+@pytest.mark.parametrize(
+    ("call", "rule"),
+    [
+        (graph_call(SCALE), ""),
+        (graph_call(SCALE, groups=32), "grouped-channels"),
+        (graph_call(SCALE, image=(4, 8, 8), filter=(3, 3, 3)), "spatial-dimensions"),
+    ],
+    ids=["plain", "depthwise", "3-D"],
+)
+def test_without_cudnn_the_backend_knows_what_xla_has_no_kernel_for_either(
+    call: GraphCall, rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A chain without a rule is left to XLA, which would fail on these."""
+    monkeypatch.setattr(library, "why_missing", lambda *_: f"not installed: {library.PIP_LINE}")
+    verdict = CudnnBackend().supports(call, H200)
+    assert not verdict.ok
+    assert rule_of(verdict) == rule
+    assert library.PIP_LINE in verdict.reason
 
 
 def test_the_shipped_properties_are_those_of_a_hopper_gpu() -> None:

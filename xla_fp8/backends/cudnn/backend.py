@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 
 from xla_fp8.backends import call_text
 from xla_fp8.backends.cudnn import ffi, library, plans
 from xla_fp8.backends.cudnn.errors import CudnnError, CudnnUnsupportedError
-from xla_fp8.backends.cudnn.support import support
+from xla_fp8.backends.cudnn.support import support, support_by_rules
 from xla_fp8.backends.protocol import Config, Implementation, No
 from xla_fp8.target import GraphCall, Target, Verdict, format_version
 
@@ -55,7 +55,7 @@ class CudnnBackend:
     def supports(self, call: GraphCall, target: Target) -> Verdict:
         """cuDNN's own answer, without device work; No with the pip line where a library is missing."""
         missing = self.missing()
-        return No(missing) if missing else support(call, target)
+        return _missing_verdict(call, target, missing) if missing else support(call, target)
 
     def missing(self) -> str | None:
         """Which library is not installed, with the pip line; None where all are."""
@@ -70,10 +70,18 @@ class CudnnBackend:
         Raises:
             CudnnMissingError, CudnnUnsupportedError, CudnnError: as `lower`.
         """
-        _await_programs()
-        times = plans.on_device(0).times(call_text.encode(call), self.workspace_limit)
+        times = self._times(call)
         near = [name for name, time in times.items() if time <= NEAR * min(times.values())]
         return tuple(map(Plan, near[:_MOST_NEAR])) or (self._preferred(call),)
+
+    def slower_configs(self, call: GraphCall, target: Target) -> Sequence[Config]:
+        """The plans that `configs` leaves out, the fastest first. Raises as `configs`."""
+        near = self.configs(call, target)
+        return tuple(plan for plan in map(Plan, self._times(call)) if plan not in near)
+
+    def _times(self, call: GraphCall) -> Mapping[str, float]:
+        _await_programs()
+        return plans.on_device(0).times(call_text.encode(call), self.workspace_limit)
 
     def config_named(self, call: GraphCall, target: Target, name: str | None) -> Config | None:
         """The plan of that name; None where it does not build within the limit. What cuDNN prefers, without a name."""
@@ -122,6 +130,21 @@ class CudnnBackend:
     def settled(self, call: GraphCall, config: Config) -> None:
         """Frees what was built for `call` beside `config`, after plans were timed; all where another backend won."""
         plans.on_device(0).keep_only(call_text.encode(call), config.name if isinstance(config, Plan) else "")
+
+
+def _missing_verdict(call: GraphCall, target: Target, missing: str) -> No:
+    """Without cuDNN's front end the chain is left to XLA; with a rule where that has no FP8 kernel either.
+
+    XLA asks the same cuDNN. Of three spatial dimensions it compiles none: with jax 0.11.2 on an H200 "All backends
+    failed to find supported configs".
+    """
+    verdict = support_by_rules(call, target)
+    if not verdict.ok:
+        return No(f"{verdict.reason}; {missing}", rule=verdict.rule, advice=verdict.advice)
+    if len(call.window) > 2:
+        reason = f"XLA compiles no FP8 convolution of {len(call.window)} spatial dimensions; {missing}"
+        return No(reason, rule="spatial-dimensions", advice=f"install what is missing: {library.PIP_LINE}")
+    return No(missing)
 
 
 def _await_programs() -> None:

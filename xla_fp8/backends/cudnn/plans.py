@@ -19,6 +19,7 @@ from xla_fp8.backends import call_text
 from xla_fp8.backends.cudnn import buffers, device_context, library, operation_graph, stopwatch
 from xla_fp8.backends.cudnn.errors import CudnnError, CudnnUnsupportedError
 from xla_fp8.backends.cudnn.operation_graph import one_line
+from xla_fp8.backends.progress import Progress
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,16 +79,19 @@ class DevicePlans:
         """
         if (known := self._times.get((call, workspace_limit))) is not None:
             return known
-        built = []
-        for name in self.names(call):
-            with contextlib.suppress(CudnnUnsupportedError):
-                built.append(self.plan(call, name, workspace_limit))
+        names, built = self.names(call), []
         found: dict[str, float] = {}
-        workspace = max((plan.workspace for plan in built), default=0)
-        with device_context.current(self._ordinal), buffers.of(call_text.decode(call), workspace) as addresses:
-            for plan in built if addresses else ():
-                with contextlib.suppress(CudnnError):
-                    found[plan.name] = self._time(plan, call, addresses)
+        with Progress(len(names)) as progress:
+            for done, name in enumerate(names, start=1):
+                progress.show(done, f"building cudnn {name}")
+                with contextlib.suppress(CudnnUnsupportedError):
+                    built.append(self.plan(call, name, workspace_limit))
+            workspace = max((plan.workspace for plan in built), default=0)
+            with device_context.current(self._ordinal), buffers.of(call_text.decode(call), workspace) as addresses:
+                for plan in built if addresses else ():
+                    progress.show(len(names), f"timing cudnn {plan.name}")
+                    with contextlib.suppress(CudnnError):
+                        found[plan.name] = self._time(plan, call, addresses)
         ordered = dict(sorted(found.items(), key=lambda item: item[1]))
         self._times[call, workspace_limit] = ordered
         return ordered
