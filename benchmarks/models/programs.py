@@ -41,11 +41,10 @@ class Random:
         return xla_fp8.Float8(data, jax.ShapeDtypeStruct((), jnp.float32))  # type: ignore[arg-type]
 
     def array(self) -> Any:
-        """On the device."""
-        if self.dtype == jnp.int32:
-            return jnp.zeros(self.shape, jnp.int32)
+        """On the device. It is made on the host: nothing has to be compiled for it."""
         if self.dtype == recipes.E4M3:
-            return xla_fp8.Float8(_filled(self.shape, 448 / 6, self.dtype), jnp.float32(self.std * 6 / 448))
+            scale = jax.device_put(np.float32(self.std * 6 / 448))
+            return xla_fp8.Float8(_filled(self.shape, 448 / 6, self.dtype), scale)
         return _filled(self.shape, self.std, self.dtype)
 
 
@@ -56,7 +55,7 @@ def _pool() -> np.ndarray[Any, Any]:
 
 def _filled(shape: tuple[int, ...], std: float, dtype: Any) -> jax.Array:
     if not std:
-        return jnp.zeros(shape, dtype)
+        return jax.device_put(np.zeros(shape, dtype))
     return jax.device_put(np.resize((_pool() * np.float32(std)).astype(dtype), shape))
 
 
@@ -98,9 +97,12 @@ def structs(tree: Any) -> Any:
 
 
 def arrays(tree: Any) -> Any:
-    """The arrays themselves, on the device."""
-    made = jax.tree.map(lambda leaf: leaf.array() if isinstance(leaf, Random) else jnp.array(leaf), tree)
-    return jax.block_until_ready(made)
+    """The arrays themselves, on the device, each in a buffer of its own: they are given away."""
+
+    def of(leaf: Any) -> Any:
+        return leaf.array() if isinstance(leaf, Random) else jax.device_put(np.array(leaf))
+
+    return jax.block_until_ready(jax.tree.map(of, tree))
 
 
 _NETWORKS: dict[str, ModuleType] = {"resnet50": resnet, "unet": unet, "convnext-t": convnext}
@@ -181,7 +183,7 @@ def _training(row: Row, network: ModuleType, params: Any, config: Any, tiny: boo
 
     function = apply if row.recipe == "bf16" else recipes.converted(apply, row.recipe, tiny)
     inputs = _inputs(row, config)
-    target = inputs[0] if is_image else Random((row.batch,), 1, jnp.int32)
+    target = inputs[0] if is_image else Random((row.batch,), 0.0, jnp.int32)
     scaling = function.init(structs(params), *structs(inputs)) if row.recipe == "delayed" else {}
     velocity = jax.tree.map(lambda leaf: Random(leaf.shape, 0.0), params)
     return Program(step, (params, velocity, scaling), (*inputs, target), row.compiler)

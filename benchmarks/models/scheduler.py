@@ -51,12 +51,15 @@ class Settings:
             "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         }
 
+    def level(self, row: Row) -> int:
+        """XLA's level of autotuning for a row."""
+        return self.fp8_autotune if row.recipe != BASELINE and row.compiler == XLA else self.autotune
+
     def environment(self, row: Row) -> dict[str, str]:
         """The variables of a row's process."""
         flags = os.environ.get("XLA_FLAGS", "")
         if not self.tiny:
-            level = self.fp8_autotune if row.recipe != BASELINE and row.compiler == XLA else self.autotune
-            flags += f" --xla_gpu_autotune_level={level}"
+            flags += f" --xla_gpu_autotune_level={self.level(row)}"
         return {
             **os.environ,
             "XLA_FLAGS": flags.strip(),
@@ -73,7 +76,7 @@ class Child:
 
     def __init__(self, row: Row, settings: Settings) -> None:
         self.row = row
-        self.facts: dict[str, Any] = {}
+        self.facts: dict[str, Any] = {"xla_autotune": settings.level(row)}
         self.state = "compiling"
         self.began = time.monotonic()
         self.is_told = False

@@ -1,0 +1,153 @@
+"""The benchmark of networks: its rows, its tables, what its profile tells, and some rows on a CPU from end to end."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from xla_fp8 import hlo
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def bench() -> Any:
+    """The modules of the package, which is not installed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT))
+        names = ("rows", "table", "profile", "programs", "recipes", "worker")
+        return SimpleNamespace(**{name: importlib.import_module(f"benchmarks.models.{name}") for name in names})
+
+
+def test_rows_have_names_of_their_own_and_baselines(bench: Any) -> None:
+    for tiny in (False, True):
+        every = bench.rows.rows(tiny)
+        assert len({row.name for row in every}) == len(every)
+        assert {row.case for row in every} == {row.case for row in every if row.variant == "bf16"}
+    assert [row.variant for row in bench.rows.selected(bench.rows.rows(), "unet inference 2 ", "bf16,xla")] == [
+        "bf16",
+        "static/xla",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("model", "parameters"), [("resnet50", 25_610_152), ("unet", 859_496_004), ("convnext-t", 28_589_128)]
+)
+def test_networks_have_their_published_sizes(bench: Any, model: str, parameters: int) -> None:
+    """Batch norms have two statistics more than parameters."""
+    row = next(r for r in bench.rows.rows() if r.model == model and r.variant == "bf16" and r.mode == "inference")
+    params, _ = bench.programs.program_of(row).state
+    assert sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(params)) == parameters
+
+
+def test_kinds_of_kernels(bench: Any) -> None:
+    module = hlo.parse(
+        """HloModule m
+
+%cast {
+  %p = f32[8] parameter(0)
+  ROOT %q = f8e4m3fn[8] convert(%p)
+}
+
+%sum {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %s = f32[] add(%a, %b)
+}
+
+%reduced {
+  %p = f32[8] parameter(0)
+  %zero = f32[] constant(0)
+  ROOT %r = f32[] reduce(%p, %zero), dimensions={0}, to_apply=%sum
+}
+
+%twice {
+  %p = f32[8] parameter(0)
+  ROOT %t = f32[8] add(%p, %p)
+}
+
+ENTRY %main {
+  %x = f32[8] parameter(0)
+  %quantize = f8e4m3fn[8] fusion(%x), kind=kLoop, calls=%cast
+  %norm = f32[] fusion(%x), kind=kInput, calls=%reduced
+  %pointwise = f32[8] fusion(%x), kind=kLoop, calls=%twice
+  %conv = f32[8] custom-call(%x), custom_call_target="__cudnn$convForwardGraph"
+  %gemm = f32[8] custom-call(%x), custom_call_target="__cublas$lt$matmul$f8"
+  %moved = f32[8] copy(%x)
+  %some = (f8e4m3fn[8], f32[], f32[8]) tuple(%quantize, %norm, %pointwise)
+  ROOT %all = ((f8e4m3fn[8], f32[], f32[8]), f32[8], f32[8], f32[8]) tuple(%some, %conv, %gemm, %moved)
+}
+"""
+    )
+    kinds = bench.profile.kinds_of(module)
+    named = {name: kinds[name] for name in ("quantize", "norm", "pointwise", "conv", "gemm", "moved")}
+    assert named == {
+        "quantize": "quantization",
+        "norm": "norms and sums",
+        "pointwise": "pointwise",
+        "conv": "convolution",
+        "gemm": "matmul",
+        "moved": "copies",
+    }
+    assert bench.profile.launches(module) == dict.fromkeys(named.values(), 1)
+    assert set(named.values()) <= set(bench.profile.KINDS)
+
+
+def test_table(bench: Any) -> None:
+    measured = {"ms": 2.0, "host_bound": False, "compile_s": 3.0, "xla_autotune": 0, "memory": {"arguments": 10**9}}
+    profile = {"profile": {"ms": {"convolution": 1.5, "quantization": 0.5}, "kernels": 4.0}}
+    content = {
+        "about": {},
+        "rows": {
+            "resnet50 inference 64 bf16": measured | profile,
+            "resnet50 inference 64 static/xla": measured | profile | {"ms": 1.6},
+            "resnet50 inference 64 static/auto": measured | profile | {"ms": 0.8},
+            "unet inference 2 bf16": {"problem": "not compiled in time"},
+        },
+    }
+    lines = bench.table.render(content).splitlines()
+    assert "| resnet50 inference 64 | static/auto | 0.80 | 2.50x | 2.00x | 1.00 | 4 | 3.0 | level 0 |  |" in lines
+    assert any(line.startswith("| unet inference 2 | bf16 | - |") and "not compiled in time" in line for line in lines)
+    assert "| resnet50 inference 64 bf16 | 1.50 | 0.50 | 2.00 |" in lines
+
+
+@pytest.mark.parametrize("variant", ["static/auto", "static/xla"])
+def test_static_fp8_is_near_bf16(bench: Any, variant: str) -> None:
+    """One error of FP8 for each layer: what is wrong beyond that is a wrong scale or layer."""
+    rows = {row.variant: row for row in bench.rows.rows(True) if row.model == "resnet50" and row.mode == "inference"}
+    found = []
+    for name in ("bf16", variant):
+        program = bench.programs.program_of(rows[name], True)
+        # The same weights: those of FP8 are the others, rounded.
+        state, batch = bench.programs.arrays(program.state), bench.programs.arrays(program.batch)
+        found.append(np.asarray(jax.jit(program.function)(state, batch)[1], jnp.float32))
+    assert np.linalg.norm(found[1] - found[0]) < 0.2 * np.linalg.norm(found[0])
+
+
+@pytest.mark.slow
+def test_rows_from_end_to_end(tmp_path: Path) -> None:
+    """Two variants on a CPU, and one that is not to be compiled in time."""
+    command = [sys.executable, "-m", "benchmarks.models", "run", "--tiny", "--out", str(tmp_path), "--seconds", "400"]
+    command += ["--only", "resnet50 inference", "--variants", "bf16,auto", "--workers", "2", "--compile-share", "0.8"]
+    subprocess.run(command, check=True, cwd=ROOT, env={**os.environ, "JAX_PLATFORMS": "cpu"}, timeout=500)
+    content = json.loads((tmp_path / "results.json").read_text())
+    assert set(content["rows"]) == {"resnet50 inference 2 bf16", "resnet50 inference 2 static/auto"}
+    for facts in content["rows"].values():
+        assert facts["ms"] > 0
+        assert facts["profile"]["ms"]["convolution"] > 0
+        assert sum(facts["memory"].values()) > 0
+    assert content["rows"]["resnet50 inference 2 static/auto"]["rewritten"] == [
+        "8 rewritten, 0 refused, 2 without FP8 operands"
+    ]
+    assert "resnet50 inference 2 | static/auto" in (tmp_path / "table.md").read_text()
