@@ -113,6 +113,11 @@ class _Subject:
         is_linen = framework is not None and framework.is_traced
         if is_linen and variables is None:
             raise ModelError("a Linen module does not hold its variables: compare(model, batch, variables=variables)")
+        if _is_calibrated(model, framework):
+            raise ModelError(
+                "the model was calibrated: its weights are FP8 already, and there is nothing to compare with. Hand "
+                "over the one that it was made of: compare(model, batch, 'static', calibration=batches)"
+            )
         if call is None:
             call = call_model if variables is None else functools.partial(_apply, variables)
         states = dict(state or {})
@@ -134,11 +139,6 @@ class _Subject:
             own = self.framework.operators(self.model)
         elif (planner := getattr(self.model, "planner", None)) is not None:
             own = planner(layers)
-        if self.framework is not None and any(isinstance(operator, Infer) for operator in own.values()):
-            raise ModelError(
-                "the model was calibrated: its weights are FP8 already, and there is nothing to compare with. Hand "
-                "over the one that it was made of: compare(model, batch, 'static', calibration=batches)"
-            )
         if own and recipe is None:
             found = (operator.recipe for operator in own.values() if isinstance(operator, (Train, Infer)))
             return own, next(found, Recipe())
@@ -155,12 +155,23 @@ class _Subject:
             model = with_operators(self.model, operators)
         else:
             # The model's own operators go, so that what has none of these is wide.
-            every = {layer.name: Wide(layer.name, "") for layer in self.framework.layers(self.model)}
+            every: dict[str, Operator] = {
+                layer.name: Wide(layer.name, "") for layer in self.framework.layers(self.model)
+            }
             every |= {operator.name: operator for operator in operators}
             model = self.framework.replaced(self.model, every, self.framework.states(self.model), {})
         output = self.call(model, *batch)
         jax.effects_barrier()  # type: ignore[no-untyped-call]
         return output
+
+
+def _is_calibrated(model: Any, framework: Any) -> bool:
+    """Whether a module's weights are FP8 already. Those of a function are its arguments."""
+    if framework is None:
+        return False
+    planner = getattr(model, "planner", None)
+    held = framework.operators(model).values() if not framework.is_traced else ()
+    return any(isinstance(operator, Infer) for operator in (*held, *getattr(planner, "operators", ())))
 
 
 def _apply(variables: Mapping[str, Any], model: Any, *batch: Any) -> Any:
@@ -202,7 +213,11 @@ class _InFp8:
         return None
 
     def __call__(self, contraction: Contraction, lhs: jax.Array, rhs: jax.Array, state: State = None) -> jax.Array:
-        return self.operator(contraction, lhs, rhs, self.state(contraction, rhs, state))
+        def computed(lhs: jax.Array, rhs: jax.Array, state: State) -> jax.Array:
+            return self.operator(contraction, lhs, rhs, self.state(contraction, rhs, state))
+
+        y: jax.Array = jax.jit(computed)(lhs, rhs, state)
+        return y
 
     def state(self, contraction: Contraction, rhs: jax.Array, given: State) -> State:
         """What the operator needs: the state given, or one that was made for what was seen."""
@@ -211,7 +226,7 @@ class _InFp8:
             return given
         amax = jnp.float32(self.amax)
         if recipe.scaling == "static":
-            _, scale = ScaleRule(recipe.dtype, recipe.power_of_two).of_amax(amax * 2.0**recipe.margin)
+            _, scale = ScaleRule(jnp.dtype(recipe.dtype), recipe.power_of_two).of_amax(amax * 2.0**recipe.margin)
             return StaticScales(scale, quantized_weight(rhs, contraction, recipe).scale)
         make = functools.partial(DelayedScale.create, margin=recipe.margin, power_of_two=recipe.power_of_two)
         weight = amax_of(rhs / self.factors(contraction, rhs))
@@ -234,7 +249,7 @@ class _InFp8:
             scales = state.lhs, state.rhs
         else:
             amax = amax_of_all_examples if isinstance(self.operator, Train) and self.operator.across_vmap else amax_of
-            rule = ScaleRule(recipe.dtype, recipe.power_of_two)
+            rule = ScaleRule(jnp.dtype(recipe.dtype), recipe.power_of_two)
             scales = rule.of_amax(amax(lhs))[1], rule.of_amax(amax(rhs))[1]
         return [*_counts(lhs, scales[0], recipe.dtype), *_counts(rhs, scales[1], recipe.dtype)]
 
@@ -254,11 +269,18 @@ class _Compared:
         return None
 
     def __call__(self, contraction: Contraction, lhs: jax.Array, rhs: jax.Array, state: State = None) -> jax.Array:
-        y = contraction.wide(lhs, rhs)
-        wide, narrow = y.astype(jnp.float32), self.in_fp8(contraction, lhs, rhs, state).astype(jnp.float32)
-        found = [jnp.sum(wide**2), jnp.sum((narrow - wide) ** 2), *self.in_fp8.shares(contraction, lhs, rhs, state)]
+        def compared(lhs: jax.Array, rhs: jax.Array, state: State) -> tuple[jax.Array, jax.Array]:
+            y = contraction.wide(lhs, rhs)
+            wide, narrow = y.astype(jnp.float32), self.in_fp8(contraction, lhs, rhs, state).astype(jnp.float32)
+            found = [jnp.sum(wide**2), jnp.sum((narrow - wide) ** 2), *self.in_fp8.shares(contraction, lhs, rhs, state)]
+            return y, jnp.stack([jnp.float32(value) for value in found])
+
+        # jit, because a model that is called as it stands would compile each of these operations.
+        found: jax.Array
+        y: jax.Array
+        y, found = jax.jit(compared)(lhs, rhs, state)
         # A callback, because what a transformation inside the model traces could not leave it otherwise.
-        jax.debug.callback(self.note, jnp.stack([jnp.float32(value) for value in found]))
+        jax.debug.callback(self.note, found)
         return y
 
 

@@ -136,11 +136,15 @@ class Comparison:
             ("weight saturates", lambda layer: layer.weight.saturated),
         )
         for label, share in series:
-            lower.plot(places, [100 * share(layer) for layer in self.layers], marker=".", label=label)
+            lower.plot(places, [100 * share(layer) for layer in self.layers], marker=_MARKERS[label], label=label)
+        lower.set_ylim(bottom=0, top=max(1.0, lower.get_ylim()[1]))
         lower.set_ylabel("share (%)")
         lower.legend()
         lower.set_xticks(places, [layer.name for layer in self.layers], rotation=90)
         return upper.figure
+
+
+_MARKERS = {"input underflows": "v", "weight underflows": "<", "input saturates": "^", "weight saturates": ">"}
 
 
 def _badness(layer: LayerError) -> float:
