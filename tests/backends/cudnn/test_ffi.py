@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from xla_fp8 import hlo
 from xla_fp8.backends import call_text
 from xla_fp8.backends.cudnn import CudnnError, buffers, device_context, ffi, library, plans
 from xla_fp8.backends.cudnn.backend import CudnnBackend, Plan
@@ -91,6 +92,16 @@ def test_layouts_are_asked_for_channels_last(recorder: Recorder) -> None:
     text = jax.jit(ffi.implementation(call, "p", 0, "cpu")).lower(*zeros(call)).as_text()
     layouts = text[text.index("operand_layouts") : text.index("operand_layouts") + 400]
     assert "dense<[1, 3, 2, 0]>" in layouts
+
+
+@needs_jax_tvm_ffi
+def test_nothing_but_the_call_is_in_a_program(recorder: Recorder) -> None:
+    """No conversion, no transpose, no zero that the amax begins with: each would be a kernel more."""
+    call = graph_call("1:[f32]conv();2:[f32]scale(1);3:[f8e4m3fn]scale(2);4:[f32]amax(2);")
+    program = jax.jit(ffi.implementation(call, "p", 0, "cpu")).lower(*zeros(call)).compile()
+    opcodes = [instruction.opcode for instruction in hlo.parse(program.as_text()).entry]
+    assert opcodes.count("custom-call") == 1
+    assert set(opcodes) <= {"parameter", "custom-call", "get-tuple-element", "tuple"}
 
 
 @needs_jax_tvm_ffi
