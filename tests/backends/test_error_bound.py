@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -126,14 +127,27 @@ def test_promotion_makes_the_bound_narrower() -> None:
     assert narrower.max() < 2304 / 128
 
 
+def moderate_inputs(call: GraphCall) -> list[Array]:
+    """Random operands with a small filter, so that not only the tails of activations are met."""
+    operands = random_inputs(call.operand_shapes, seed=2)
+    operands[1] = (operands[1].astype(np.float32) / 16).astype(operands[1].dtype)
+    return operands
+
+
+@functools.cache
+def interval_of_the_convolution() -> Interval:
+    call = graph_call("1:[f32]conv();", batch=1, image=(8, 8))
+    (interval,) = intervals(call, moderate_inputs(call), TENSOR_CORE)
+    return interval
+
+
 @pytest.mark.parametrize("op", POINTWISE)
 def test_the_error_of_an_op_covers_what_it_does_to_an_error(op: str) -> None:
     """A convolution that is wrong by nearly its bound, put through the graph, is within the bound of the result."""
     call = graph_call(f"1:[f32]conv();2:[f32]{op}(1);3:[f32]amax(2);", batch=1, image=(8, 8))
-    operands = random_inputs(call.operand_shapes, seed=2)
-    operands[1] = (operands[1].astype(np.float32) / 16).astype(operands[1].dtype)  # not only the tails of activations
+    operands = moderate_inputs(call)
     found = intervals(call, operands, TENSOR_CORE)
-    (first,) = intervals(graph_call("1:[f32]conv();", batch=1, image=(8, 8)), operands[:2], TENSOR_CORE)
+    first = interval_of_the_convolution()
     for sign in (1, -1):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(
@@ -149,10 +163,7 @@ def test_the_error_of_an_op_covers_what_it_does_to_an_error(op: str) -> None:
 def test_the_reference_is_within_its_own_bound(seed: int) -> None:
     call = random_call(seed, largest=16)
     operands = random_inputs(call.operand_shapes, seed=seed)
-    types = [shape.element_type for shape in call.output_shapes]
-    outputs = reference.run(
-        call.graph, call.window, call.dim_labels, call.feature_group_count, list(map(jnp.asarray, operands)), types
-    )
+    outputs = jax.jit(reference.implementation_of(call))(*operands)
     for interval, output in zip(intervals(call, operands, TENSOR_CORE), outputs, strict=True):
         assert not interval.outside(np.asarray(output)).any()
         finite = np.isfinite(interval.value)

@@ -100,7 +100,11 @@ def test_convolutions(
     rhs = np.transpose(w, [("oi" + names).index(c) for c in labels.rhs])
     expected = convolution(x.astype(float), w.astype(float), window, feature_groups, batch_groups)
     expected = np.transpose(expected, [("bf" + names).index(c) for c in labels.output])
-    [y] = reference.run("1:[f32]conv();", window, labels, feature_groups, [lhs, rhs], batch_group_count=batch_groups)
+
+    def run(*operands: jax.Array) -> tuple[jax.Array, ...]:
+        return reference.run("1:[f32]conv();", window, labels, feature_groups, operands, batch_group_count=batch_groups)
+
+    [y] = jax.jit(run)(lhs, rhs)
     assert y.dtype == np.float32
     np.testing.assert_array_equal(np.asarray(y), expected)
 
