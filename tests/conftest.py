@@ -46,7 +46,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def source_copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What an installation is built from, copied, so that nothing stale in build/ gets in and nothing here changes."""
     copy = tmp_path_factory.mktemp("source")
-    for file in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+    for file in ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "CHANGELOG.md", "LICENSE"):
         shutil.copy(ROOT / file, copy)
     for folder in ("xla_fp8", "passes", "tests"):  # tests/ as a temptation: it must not be installed
         shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__"))

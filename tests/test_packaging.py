@@ -1,16 +1,21 @@
-"""Installing the package: passes/ becomes xla_fp8.passes, in a wheel and in an editable install; nothing shadows it."""
+"""Building and installing the package: what wheel and source distribution hold; nothing shadows xla_fp8.passes."""
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
+import re
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import venv
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from tests.scripts import ROOT
 
 pytestmark = pytest.mark.xdist_group("installed")  # one worker: the session fixtures build the package
 
@@ -74,6 +79,56 @@ def test_the_wheel_holds_every_module_and_data_file(installed: Path, source_copy
 
     expected = files(source_copy / "xla_fp8") | {f"passes/{file}" for file in files(source_copy / "passes")}
     assert files(installed / "xla_fp8") == expected
+
+
+@pytest.fixture(scope="module")
+def sdist(source_copy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The source distribution, as a build frontend asks setuptools for it."""
+    folder = tmp_path_factory.mktemp("sdist")
+    program = f"from setuptools.build_meta import build_sdist; build_sdist({str(folder)!r})"
+    done = subprocess.run([sys.executable, "-c", program], cwd=source_copy, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (archive,) = folder.iterdir()
+    return archive
+
+
+def test_the_source_distribution_holds_the_package_and_no_tests(sdist: Path) -> None:
+    with tarfile.open(sdist) as archive:
+        top = {name.split("/")[1] for name in archive.getnames() if "/" in name}
+    written = {"PKG-INFO", "setup.cfg", "xla_fp8.egg-info"}
+    kept = {"pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "CHANGELOG.md", "LICENSE"}
+    assert top == {"xla_fp8", "passes"} | kept | written
+
+
+def test_the_source_distribution_installs_as_the_wheel(
+    sdist: Path, installed: Path, pip_install: Callable[..., None], tmp_path: Path
+) -> None:
+    pip_install("--target", str(tmp_path), str(sdist))
+
+    def files(folder: Path) -> set[str]:
+        return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.suffix != ".pyc"}
+
+    assert files(tmp_path) == files(installed)
+
+
+def test_the_metadata_is_that_of_a_typed_package(installed: Path) -> None:
+    (distribution,) = importlib.metadata.distributions(path=[str(installed)])
+    found = distribution.metadata
+    assert "Typing :: Typed" in found.get_all("Classifier", [])
+    assert found["License-Expression"] == "Apache-2.0"
+    assert found["Description-Content-Type"] == "text/markdown"
+    assert {"cuda13", "flax", "equinox", "plot", "docs", "test"} <= set(found.get_all("Provides-Extra", []))
+    assert [entry.value for entry in distribution.entry_points] == ["xla_fp8.cli.main:main"]
+    assert (installed / "xla_fp8" / "py.typed").exists()
+
+
+def test_the_changelog_has_the_shape_of_keep_a_changelog() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text()
+    versions = re.findall(r"^## (.*)$", text, re.MULTILINE)
+    assert versions[0] == "[Unreleased]"
+    assert all(re.fullmatch(r"\[\d+\.\d+\.\d+\] - \d{4}-\d\d-\d\d", version) for version in versions[1:])
+    kinds = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+    assert set(re.findall(r"^### (.*)$", text, re.MULTILINE)) <= kinds
 
 
 def test_importing_the_package_does_not_import_jax() -> None:
