@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import jax
 import pytest
 
 from xla_fp8.backends import cache, call_text
 from xla_fp8.backends.cudnn import deviceless, library
 from xla_fp8.backends.example_calls import graph_call
+from xla_fp8.cli import doctor
 from xla_fp8.cli.main import main
 
 FIXTURES = Path(__file__).resolve().parents[2] / "hlo_fixtures"
@@ -83,6 +85,18 @@ def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
     assert "works   reference: agrees with the reference" in out
     if library.why_missing(("cudnn", "jax_tvm_ffi")):
         assert library.PIP_LINE in out
+
+
+@pytest.mark.parametrize("plugin", ["", "jax-cuda12-plugin"])
+def test_the_doctor_names_the_plugin_for_gpus_where_there_is_none(
+    plugin: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if jax.default_backend() == "gpu":
+        pytest.skip("there is a GPU here")
+    monkeypatch.setattr(doctor, "_version", lambda name: "1.0" if name == plugin else "")
+    assert main(["doctor"]) == 0
+    (mosaic,) = (line for line in capsys.readouterr().out.splitlines() if "missing mosaic" in line)
+    assert ("pip install 'jax[cuda13]'" in mosaic) == (not plugin)
 
 
 def test_cache_show_clear_path(

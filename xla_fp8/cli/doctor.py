@@ -15,9 +15,11 @@ from xla_fp8.cli.errors import EXIT_ERROR, EXIT_OK
 if TYPE_CHECKING:
     from xla_fp8.cli.color import Color
 
+_PLUGINS = ("jax-cuda13-plugin", "jax-cuda12-plugin")
 _DISTRIBUTIONS = (
     *("xla-fp8", "jax", "jaxlib", "numpy", "ml_dtypes"),
-    *("jax-cuda13-plugin", "jax-cuda12-plugin", "nvidia-cudnn-cu13", "nvidia-cudnn-cu12"),
+    *_PLUGINS,
+    *("nvidia-cudnn-cu13", "nvidia-cudnn-cu12"),
     *("nvidia-cudnn-frontend", "jax-tvm-ffi", "apache-tvm-ffi"),
 )
 
@@ -68,10 +70,16 @@ def _mark(ok: bool | None, paint: Color) -> str:
 def _versions() -> Iterator[str]:
     yield f"Python {platform.python_version()} on {platform.platform()}"
     for name in _DISTRIBUTIONS:
-        try:
-            yield f"{name} {metadata.version(name)}"
-        except metadata.PackageNotFoundError:
-            yield f"{name} is not installed"
+        version = _version(name)
+        yield f"{name} {version}" if version else f"{name} is not installed"
+
+
+def _version(distribution: str) -> str:
+    """Of what is installed; "" where it is not."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 def _devices() -> Iterator[str]:
@@ -100,6 +108,12 @@ def _call() -> Any:
     return graph_call(graph, batch=1, image=(8, 8), channels=32, features=64)
 
 
+def _no_gpu() -> str:
+    if any(_version(name) for name in _PLUGINS):
+        return "JAX has no GPU here"
+    return "JAX has no GPU here, nor the plugin for one: pip install 'jax[cuda13]'"
+
+
 def _backends() -> Iterator[tuple[str, bool | None, str]]:
     """Name, whether it computes what the reference does (None: it cannot run here), and what to say about it."""
     import jax
@@ -120,7 +134,7 @@ def _backends() -> Iterator[tuple[str, bool | None, str]]:
                 yield name, None, verdict.reason
                 continue
             if backend.opaque and not on_gpu:
-                yield name, None, "JAX has no GPU here"
+                yield name, None, _no_gpu()
                 continue
             (timing,) = autotune.tune(backend, call, list(backend.configs(call, target))[:1])
         except Exception as error:  # the doctor reports whatever a backend dies of
