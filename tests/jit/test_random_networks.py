@@ -22,6 +22,7 @@ from hypothesis import given, settings
 import xla_fp8
 from tests.jit.random_networks import Layer, NetworkBuilder, networks
 from tests.random_programs import E4M3, E5M2
+from tests.xla_options import QUICKLY
 from xla_fp8.backends.compare import TOLERANCES, compare
 
 SHARDS = 8
@@ -29,7 +30,6 @@ NIGHTLY = settings.default.max_examples > 1000
 EXAMPLES = (2000 if NIGHTLY else 200) // SHARDS
 # Clipping leaves little of a large sum but its rounding error; a wrong scale or operand is wrong by more than this.
 TOLERANCE = {type: dataclasses.replace(t, relative=max(t.relative, 1e-3)) for type, t in TOLERANCES.items()}
-QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}  # most of the time is LLVM's
 Arrays = list[np.ndarray[Any, Any]]
 
 

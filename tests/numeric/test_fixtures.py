@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.xla_options import QUICKLY
 from xla_fp8 import _jax_compat, hlo, passes
 from xla_fp8.backends.compare import TOLERANCES, compare, working_type
 from xla_fp8.backends.executable import Executable, ExecutionError
@@ -45,7 +46,7 @@ def test_pipeline_keeps_the_meaning(name: str) -> None:
     if any(computation.has_side_effect for computation in original.computations):
         pytest.skip("has side effects: it would wait for another process")
     try:
-        executable = Executable(original, "cpu")
+        executable = Executable(original, "cpu", QUICKLY)
     except ExecutionError as error:
         pytest.skip(f"the original does not run on a CPU: {str(error).splitlines()[0]}")
     arrays = random_inputs(executable.parameters)
@@ -54,6 +55,6 @@ def test_pipeline_keeps_the_meaning(name: str) -> None:
     tolerance = TOLERANCES[working_type(original)]
     tolerance = dataclasses.replace(tolerance, relative=max(tolerance.relative, 1e-3))
     for module in rewritten.values():
-        for index, (one, other) in enumerate(zip(before, Executable(module, "cpu")(*arrays), strict=True)):
+        for index, (one, other) in enumerate(zip(before, Executable(module, "cpu", QUICKLY)(*arrays), strict=True)):
             difference = compare(one, other)
             assert tolerance.accepts(difference, one.dtype), f"output {index}: {difference}"

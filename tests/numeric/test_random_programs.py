@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 
 from tests.random_programs import Builder, Operands, Program, fits, programs
+from tests.xla_options import QUICKLY
 from xla_fp8 import _jax_compat, hlo, passes
 from xla_fp8.backends.compare import TOLERANCES, compare
 from xla_fp8.backends.executable import Executable
@@ -44,7 +45,7 @@ def test_pipeline_keeps_the_meaning(dialect: str, program: Program) -> None:
     passes.run(again, target="h200", dialect=dialect)
     assert hlo.to_text(again) == rewritten, "the second run changed something"
 
-    before, after = Executable(hlo.parse(text), "cpu")(*operands), Executable(module, "cpu")(*operands)
+    before, after = (Executable(m, "cpu", QUICKLY)(*operands) for m in (hlo.parse(text), module))
     for index, (original, result) in enumerate(zip(before, after, strict=True)):
         difference = compare(original, result)
         if not TOLERANCE[program.wide].accepts(difference, original.dtype):
@@ -61,6 +62,6 @@ def is_nearer_to_f32(program: Program, index: int, original: Any, result: Any) -
     if program.wide == "f32":
         return False
     text, operands = lower(program, "f32")
-    exact = Executable(hlo.parse(text), "cpu")(*operands)[index].astype(np.float64)
+    exact = Executable(hlo.parse(text), "cpu", QUICKLY)(*operands)[index].astype(np.float64)
     errors = [np.abs(output.astype(np.float64) - exact) for output in (original, result)]
     return bool(np.mean(errors[1]) <= np.mean(errors[0]))
