@@ -195,6 +195,22 @@ def _type_problem(node: Node, types: list[str], is_tensor: bool) -> str:
     return "" if set(types) == {node.type} else f"operands of types {', '.join(types)} where {node.type} is computed"
 
 
+@dataclasses.dataclass(frozen=True)
+class PlacedQuantizeCall:
+    """A call on an x of one shape, as it stands in a program. Hashable."""
+
+    call: QuantizeCall
+    x: Shape
+
+    @property
+    def operand_shapes(self) -> tuple[Shape, ...]:
+        return (self.x, *(Shape(node.type) for node in self.call.scalars))
+
+    @property
+    def output_shapes(self) -> tuple[Shape, ...]:
+        return self.call.result_shapes(self.x)
+
+
 def quantize_call_of(instruction: HloInstruction) -> QuantizeCall | None:
     """The quantization that a custom call is; None where `instruction` is none.
 

@@ -12,13 +12,19 @@ import numpy as np
 import pytest
 
 import xla_fp8
+from tests.backends.quantize.test_from_call import CALLS
+from xla_fp8.backends import reference_quantize
+from xla_fp8.backends.quantize import from_call
 from xla_fp8.backends.quantize.atomic import Atomic
 from xla_fp8.backends.quantize.reduction import Reduction
 from xla_fp8.backends.quantize.resident import Resident
 from xla_fp8.backends.quantize.single_pass import SinglePass
 from xla_fp8.backends.quantize.two_kernels import Settings
+from xla_fp8.hlo import Shape
+from xla_fp8.hlo.literal import numpy_dtype
 from xla_fp8.quantization.algorithms import Algorithm, Lax, Outcome, Request
 from xla_fp8.quantization.numerics import ScaleRule
+from xla_fp8.quantize_call import QuantizeCall
 
 pytestmark = pytest.mark.hopper
 
@@ -181,6 +187,25 @@ def test_auto_and_names_through_quantize() -> None:
         assert "quantize_" in jax.jit(lambda x, n=name: xla_fp8.quantize(x, algorithm=n)).lower(x).as_text()
         found = xla_fp8.quantize(x, layout="both", algorithm=name)
         for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+            np.testing.assert_array_equal(np.asarray(a, np.float32), np.asarray(b, np.float32))
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_quantize_calls_of_programs(name: str) -> None:
+    call = QuantizeCall.parse(CALLS[name])
+    wide = numpy_dtype(call.nodes[0].type)
+    operands = [np.float32(0.37) for _ in call.scalars]
+    by_kernels = jax.jit(lambda *values: from_call.run(call, values, "cuda"))
+    assert from_call.runs(call, Shape.array(call.nodes[0].type, (2048, 4096)), "cuda") != bool(call.scalars)
+    by_xla = jax.jit(lambda *values: reference_quantize.run(call, values))
+    for x in (
+        normal((2048, 4096), wide),
+        normal((33, 65), wide),
+        np.zeros((64, 64), wide),
+        np.full((5, 7), np.nan, wide),
+    ):
+        for a, b in zip(by_kernels(x, *operands), by_xla(x, *operands), strict=True):
+            assert (a.shape, a.dtype) == (b.shape, b.dtype)
             np.testing.assert_array_equal(np.asarray(a, np.float32), np.asarray(b, np.float32))
 
 

@@ -32,7 +32,7 @@ def run(call: QuantizeCall, operands: Sequence[jax.Array]) -> tuple[jax.Array, .
         elif node.op == "scalar":
             values[node.uid] = next(given)
         elif node.op == "constant":
-            values[node.uid] = jnp.asarray(literal.parse(node.literal, Shape(node.type)))
+            values[node.uid] = _constant(node)
         elif node.op in RESULTS:
             results.append(_result(node, values[node.operands[0]]))
         else:
@@ -41,6 +41,27 @@ def run(call: QuantizeCall, operands: Sequence[jax.Array]) -> tuple[jax.Array, .
                 inputs = [jnp.broadcast_to(value, x.shape) for value in inputs]
             values[node.uid] = _compute(node, inputs)
     return tuple(results)
+
+
+def scalars(call: QuantizeCall, amax: jax.Array | None, given: Sequence[jax.Array] = ()) -> dict[int, jax.Array]:
+    """The scalar nodes of a call by their uids, as far as they follow from the amax of x, f32, and scalar operands."""
+    operands = iter(given)
+    values: dict[int, jax.Array] = {}
+    for node in call.nodes:
+        if node.op == "amax" and amax is not None:
+            values[node.uid] = amax.astype(numpy_dtype(node.type))
+        elif node.op == "scalar":
+            if (operand := next(operands, None)) is not None:
+                values[node.uid] = operand
+        elif node.op == "constant":
+            values[node.uid] = _constant(node)
+        elif node.op in _SCALARS and not call.is_tensor(node.uid) and all(uid in values for uid in node.operands):
+            values[node.uid] = _compute(node, [values[uid] for uid in node.operands])
+    return values
+
+
+def _constant(node: Node) -> jax.Array:
+    return jnp.asarray(literal.parse(node.literal, Shape(node.type)))
 
 
 def _result(node: Node, value: jax.Array) -> jax.Array:
@@ -97,3 +118,5 @@ _OPS: Mapping[str, Callable[..., jax.Array]] = MappingProxyType(
         "clamp": lax.clamp,
     }
 )
+
+_SCALARS = frozenset(("convert", "bitcast_convert", *_OPS))

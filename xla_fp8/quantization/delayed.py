@@ -117,7 +117,7 @@ def observation(state: DelayedScale, amax: jax.Array) -> DelayedScale:
     """
     amax = _once_in_a_sum(state.scale, amax)
     if across := _varying(amax) - _varying(state.amax_history):
-        amax = lax.pmax(amax, tuple(sorted(across, key=str)))
+        amax = lax.pmax(amax, tuple(sorted(across, key=str)))  # type: ignore[no-untyped-call]
     history = jnp.zeros_like(state.amax_history).at[0].set(amax)
     return dataclasses.replace(state, scale=jnp.zeros_like(state.scale), amax_history=history)
 

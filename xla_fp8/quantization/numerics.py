@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -70,6 +71,9 @@ class ScaleRule:
     def _least_amax(self) -> float:
         return self.largest * _SMALLEST_NORMAL
 
+    keeps_nan: ClassVar[bool] = True
+    """The multiplier and the scale of an amax that is NaN are NaN."""
+
     def of_amax(self, amax: jax.Array) -> tuple[jax.Array, jax.Array]:
         """(multiplier, scale) of an f32 amax of any shape, element by element.
 
@@ -93,9 +97,13 @@ class ScaleRule:
         """The multiplier of a scale that is given: 1 / scale."""
         return np.float32(1) / scale
 
+    def scaled(self, x: jax.Array, multiplier: jax.Array) -> jax.Array:
+        """What is cast, of x and the multiplier in f32."""
+        return x * multiplier
+
     def cast(self, x: jax.Array, multiplier: jax.Array) -> jax.Array:
         """x * multiplier in f32, rounded to FP8 with saturation. NaN stays NaN; infinity becomes the largest value."""
-        return saturating_cast(x.astype(jnp.float32) * multiplier, self.dtype)
+        return saturating_cast(self.scaled(x.astype(jnp.float32), multiplier), self.dtype)
 
 
 def amax_of(x: jax.Array, kept: tuple[int, ...] = ()) -> jax.Array:

@@ -9,10 +9,12 @@ from typing import Any
 import jax
 
 from xla_fp8 import _jax_compat
-from xla_fp8.backends import autotune, reference_matmul
+from xla_fp8.backends import autotune, reference_matmul, reference_quantize
 from xla_fp8.backends.protocol import Backend, Implementation
+from xla_fp8.backends.quantize import from_call
 from xla_fp8.hlo.literal import numpy_dtype
 from xla_fp8.matmul import MatmulCall
+from xla_fp8.quantize_call import PlacedQuantizeCall
 from xla_fp8.target import GraphCall, Target
 from xla_fp8.tracing.equations import Jaxpr
 from xla_fp8.tracing.partition import partitioned
@@ -51,7 +53,14 @@ def of_matmul(call: MatmulCall, fusible: bool) -> Jaxpr:
     return _traced(lambda *operands: run(operands), call)
 
 
-def _traced(implementation: Callable[..., Any], call: GraphCall | MatmulCall) -> Jaxpr:
+def of_quantization(call: PlacedQuantizeCall, platform: str, is_partitioned: bool) -> Jaxpr:
+    """A quantize call as kernels run it; plain JAX where XLA's partitioner, which cannot split them, comes after."""
+    if is_partitioned:
+        return _traced(lambda *operands: reference_quantize.run(call.call, operands), call)
+    return _traced(lambda *operands: from_call.run(call.call, operands, platform), call)
+
+
+def _traced(implementation: Callable[..., Any], call: GraphCall | MatmulCall | PlacedQuantizeCall) -> Jaxpr:
     operands = call.operand_shapes
     avals = [jax.core.ShapedArray(s.dimensions, numpy_dtype(s.element_type)) for s in operands]
 
@@ -63,8 +72,10 @@ def _traced(implementation: Callable[..., Any], call: GraphCall | MatmulCall) ->
         return _jax_compat.trace(named, avals, "xla_fp8_call")
 
 
-def scope(call: GraphCall | MatmulCall) -> str:
+def scope(call: GraphCall | MatmulCall | PlacedQuantizeCall) -> str:
     """What a profiler shows of a call, as part of the op_name of all that it is made of."""
+    if isinstance(call, PlacedQuantizeCall):
+        return "xla_fp8/quantize"
     if isinstance(call, MatmulCall):
         parts = [("matrix", call.has_matrix), ("bias", call.has_bias), (call.activation, True), ("amax", call.has_amax)]
         name, steps = "matmul", [step for step, is_there in parts if step and is_there]

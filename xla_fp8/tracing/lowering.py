@@ -114,7 +114,12 @@ def _implementations(platform: str, context: Any, region: Rewritten) -> list[Jax
     devices = _jax_compat.local_devices_of(context)
     pairs = zip(region.calls, region.backends, strict=True)
     graphs = [implementation.of_graph(call, backend, region.target, is_partitioned, devices) for call, backend in pairs]
-    return [*graphs, *(implementation.of_matmul(call, fusible=platform == "cuda") for call in region.matmuls)]
+    matmuls = [implementation.of_matmul(call, fusible=platform == "cuda") for call in region.matmuls]
+    return [
+        *graphs,
+        *matmuls,
+        *(implementation.of_quantization(c, platform, is_partitioned) for c in region.quantizations),
+    ]
 
 
 def _merge(

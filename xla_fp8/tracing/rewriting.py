@@ -17,6 +17,7 @@ from typing import Any
 from xla_fp8 import _jax_compat, hlo
 from xla_fp8.backends.expand import expand_quantize_calls
 from xla_fp8.backends.protocol import Backend, No, Yes
+from xla_fp8.backends.quantize import from_call
 from xla_fp8.backends.registry import backends_for, choose
 from xla_fp8.graph.custom_call import GRAPH_CALL_TARGET, graph_of
 from xla_fp8.hlo.attributes import quote
@@ -25,6 +26,7 @@ from xla_fp8.hlo.printer import computation_text
 from xla_fp8.hlo.stack_frames import StackFrameTables
 from xla_fp8.matmul import MatmulCall, matmul_of
 from xla_fp8.passes import PipelineOptions, run
+from xla_fp8.quantize_call import PlacedQuantizeCall, quantize_call_of
 from xla_fp8.report import Report
 from xla_fp8.target import GraphCall, Target, Verdict
 from xla_fp8.tracing.errors import DumpWarning, RegionError
@@ -32,7 +34,7 @@ from xla_fp8.tracing.hlo_of_region import Family, Structure, hlo_module, structu
 from xla_fp8.tracing.options import Options
 
 MARK = "xla_fp8.call."
-"""Target of the custom calls that stand for graphs and matmuls until their code takes their place; a number follows.
+"""Target of the custom calls that stand for graphs, matmuls, quantizations until their code is there; a number follows.
 
 Window, dim_labels and backend_config of a custom call are lost between HLO and StableHLO: they are kept in `calls`.
 """
@@ -46,6 +48,7 @@ class Rewritten:
         report: what became of each convolution and dot.
         calls: the graph calls in the order of their marks; none where the region stays as it was.
         matmuls: the matmul calls; their marks go on where those of `calls` end.
+        quantizations: the quantize calls that kernels run; their marks go on where those of `matmuls` end.
         backends: which backend runs each graph call.
         target: what the passes assumed.
         stablehlo: the module, as MLIR bytecode; empty where it stays as it was.
@@ -56,6 +59,7 @@ class Rewritten:
     report: Report
     calls: tuple[GraphCall, ...]
     matmuls: tuple[MatmulCall, ...]
+    quantizations: tuple[PlacedQuantizeCall, ...]
     backends: tuple[Backend, ...]
     target: Target
     stablehlo: bytes
@@ -156,16 +160,18 @@ def _run(
     if dump_dir:
         _dump(Path(dump_dir), f"xla_fp8_region.{_digest(_without_metadata(before))}", before, hlo.to_text(module))
     if not report.changed:
-        return Rewritten(report, (), (), (), target, b"", ""), None
-    expand_quantize_calls(module)
+        return Rewritten(report, (), (), (), (), target, b"", ""), None
     calls = _mark(module)
     matmuls = _mark_matmuls(module, len(calls))
+    quantizations = _mark_quantizations(module, platform, len(calls) + len(matmuls))
+    expand_quantize_calls(module)  # the others
     chosen = tuple(_chosen(backends, call, target) for call in calls)
     text = _without_metadata(hlo.to_text(module))
-    name = f"{module.name}_{_digest(text, repr(calls), repr(matmuls), repr(chosen), str(target))}"
+    name = f"{module.name}_{_digest(text, *map(repr, (calls, matmuls, quantizations, chosen)), str(target))}"
     module.rename_computations({c.name: name if c is module.entry else f"{name}.{c.name}" for c in module.computations})
     computations = "\n".join(computation_text(c, is_entry=False) for c in module.computations)
-    return Rewritten(report, calls, matmuls, chosen, target, b"", name), HloText(computations, module.tables)
+    region = Rewritten(report, calls, matmuls, quantizations, chosen, target, b"", name)
+    return region, HloText(computations, module.tables)
 
 
 def _asking(target: Target, backends: Sequence[Backend]) -> Target:
@@ -227,6 +233,19 @@ def _mark_matmuls(module: hlo.HloModule, first: int) -> tuple[MatmulCall, ...]:
         for instruction in computation:
             if (call := matmul_of(instruction)) is not None:
                 calls.append(call)
+                instruction.attributes.pop("backend_config")
+                instruction.attributes["custom_call_target"] = quote(f"{MARK}{first + len(calls) - 1}")
+    return tuple(calls)
+
+
+def _mark_quantizations(module: hlo.HloModule, platform: str, first: int) -> tuple[PlacedQuantizeCall, ...]:
+    """As `_mark`, for those quantize calls that kernels run on the platform."""
+    calls: list[PlacedQuantizeCall] = []
+    for computation in module.computations:
+        for instruction in computation:
+            call = quantize_call_of(instruction)
+            if call is not None and from_call.runs(call, x := instruction.operands[0].shape, platform):
+                calls.append(PlacedQuantizeCall(call, x))
                 instruction.attributes.pop("backend_config")
                 instruction.attributes["custom_call_target"] = quote(f"{MARK}{first + len(calls) - 1}")
     return tuple(calls)

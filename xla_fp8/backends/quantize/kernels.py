@@ -119,6 +119,8 @@ def multiplier_of(rule: Rule, value: jax.Array, known: Known) -> tuple[jax.Array
     """(multiplier, scale) of an amax or scale. Of a multiplier there is no scale here: the second means nothing."""
     if known == "amax":
         multiplier, scale = rule.of_amax(value)
+        if not rule.keeps_nan:
+            return multiplier, scale
         is_nan = value != value  # which the rule's maximum drops in Triton
         return lax.select(is_nan, value, multiplier), lax.select(is_nan, value, scale)
     if known == "scale":
@@ -127,8 +129,8 @@ def multiplier_of(rule: Rule, value: jax.Array, known: Known) -> tuple[jax.Array
 
 
 def cast(rule: Rule, block: jax.Array, multiplier: jax.Array) -> jax.Array:
-    """The saturating cast of block * multiplier."""
-    scaled = block.astype(jnp.float32) * multiplier
+    """The saturating cast of a block that is scaled."""
+    scaled = rule.scaled(block.astype(jnp.float32), multiplier)
     largest = np.float32(rule.largest)
     clamped = jnp.minimum(jnp.maximum(scaled, -largest), largest)
     # Triton's minimum and maximum drop NaN.

@@ -27,8 +27,14 @@ class Rule(Protocol):
     @property
     def largest(self) -> float: ...
 
+    @property
+    def keeps_nan(self) -> bool:
+        """Whether the multiplier and the scale of an amax that is NaN are NaN, always."""
+
     def of_amax(self, amax: jax.Array) -> tuple[jax.Array, jax.Array]: ...
     def of_scale(self, scale: jax.Array) -> jax.Array: ...
+    def scaled(self, x: jax.Array, multiplier: jax.Array) -> jax.Array:
+        """What is cast, of x and the multiplier in f32."""
 
 
 class Request(Protocol):

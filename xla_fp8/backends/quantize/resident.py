@@ -341,7 +341,7 @@ class _Worker:
         return nothing
 
     def _narrowed(self, part: jax.Array, multiplier: jax.Array) -> jax.Array:
-        scaled = part.astype(jnp.float32) * multiplier
+        scaled = self.kernel.request.rule.scaled(part.astype(jnp.float32), multiplier)
         if self.kernel.interpret:  # on the device the conversion saturates by itself
             largest = np.float32(self.kernel.request.rule.largest)
             scaled = jnp.clip(scaled, -largest, largest)
