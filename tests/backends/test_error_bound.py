@@ -13,6 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from tests.sampling import sampled
 from xla_fp8.backends import reference
 from xla_fp8.backends.error_bound import F32, TENSOR_CORE, Accumulator, Interval, intervals
 from xla_fp8.backends.example_calls import POINTWISE, TYPES, graph_call, random_call
@@ -159,7 +160,7 @@ def test_the_error_of_an_op_covers_what_it_does_to_an_error(op: str) -> None:
             assert not interval.outside(np.asarray(output)).any()
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", sampled(range(12), 4))
 def test_the_reference_is_within_its_own_bound(seed: int) -> None:
     call = random_call(seed, largest=16)
     operands = random_inputs(call.operand_shapes, seed=seed)

@@ -22,6 +22,7 @@ from hypothesis import given, settings
 import xla_fp8
 from tests.jit.random_networks import Layer, NetworkBuilder, networks
 from tests.random_programs import E4M3, E5M2
+from tests.sampling import sampled
 from tests.xla_options import QUICKLY
 from xla_fp8.backends.compare import TOLERANCES, compare
 
@@ -33,10 +34,7 @@ TOLERANCE = {type: dataclasses.replace(t, relative=max(t.relative, 1e-3)) for ty
 Arrays = list[np.ndarray[Any, Any]]
 
 
-# A quarter of the shards is a sample: the others repeat it with other networks.
-@pytest.mark.parametrize(
-    "shard", [pytest.param(shard, marks=[pytest.mark.slow] * (shard >= SHARDS // 4)) for shard in range(SHARDS)]
-)
+@pytest.mark.parametrize("shard", sampled(range(SHARDS), 2))
 def test_network_means_the_same(shard: int) -> None:
     seed = int(os.environ.get("XLA_FP8_SEED", random.getrandbits(32) if NIGHTLY else shard))
     try:
