@@ -15,6 +15,9 @@ from typing import Any
 
 MODULES = {
     "xla_fp8": "Functions, arrays and layers: what most programs need.",
+    "xla_fp8.models": "What to hand to a layer of Flax, to have that layer in FP8.",
+    "xla_fp8.models.report": "What became of the layers of a model.",
+    "xla_fp8.models.comparison": "What FP8 costs each layer of a model.",
     "xla_fp8.passes": "HLO in, HLO out.",
     "xla_fp8.report": "What passes did, as data.",
     "xla_fp8.target": "What passes assume of a device.",
@@ -63,7 +66,8 @@ def _entry(module: Any, name: str) -> str:
         return f"{heading}\n`{type(value).__name__}`\n"
     parts = [heading, f"```py\n{_header(name, value)}\n```\n", rendered(inspect.getdoc(value) or "")]
     if inspect.isclass(value):
-        parts += [*_members(value), ""]
+        members = list(_members(value))
+        parts += ["**Members**\n", *members, ""] if members else []
     return "\n".join(parts)
 
 
