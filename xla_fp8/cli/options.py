@@ -93,6 +93,8 @@ def target_of(arguments: argparse.Namespace) -> Target:
     from xla_fp8.backends import cudnn
 
     ask = cudnn.support if arguments.supports == "cudnn" else cudnn.support_by_rules
+    if arguments.dialect == "xla":
+        return dataclasses.replace(target, supports=lambda call: cudnn.in_xla(ask(call, target), call))
     return dataclasses.replace(target, supports=lambda call: ask(call, target))
 
 

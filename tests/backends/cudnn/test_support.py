@@ -8,7 +8,7 @@ import pytest
 
 from xla_fp8.backends.cudnn import CudnnMissingError, Support, deviceless, library, rules, stub_driver, support
 from xla_fp8.backends.cudnn.backend import CudnnBackend
-from xla_fp8.backends.cudnn.support import shipped_properties
+from xla_fp8.backends.cudnn.support import in_xla, shipped_properties, support_by_rules
 from xla_fp8.backends.example_calls import graph_call, random_call
 from xla_fp8.graph import OPS
 from xla_fp8.target import GraphCall, Target, rule_of
@@ -129,6 +129,16 @@ def test_without_cudnn_the_backend_knows_what_xla_has_no_kernel_for_either(
     assert not verdict.ok
     assert rule_of(verdict) == rule
     assert library.PIP_LINE in verdict.reason
+
+
+def test_xla_compiles_no_3d_convolution_though_cudnn_has_plans() -> None:
+    call = graph_call(SCALE, image=(4, 8, 8), filter=(3, 3, 3))
+    answer = support_by_rules(call, H200)
+    assert answer.ok
+    assert "3 spatial dimensions" in in_xla(answer, call).reason
+    plain = graph_call(SCALE)
+    assert in_xla(support_by_rules(plain, H200), plain).ok
+    assert in_xla(support_by_rules(REFUSED["transposed"][0], H200), call).rule == "input-dilation", "cuDNN's own rule"
 
 
 def test_the_shipped_properties_are_those_of_a_hopper_gpu() -> None:

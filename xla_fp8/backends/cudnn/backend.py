@@ -11,7 +11,7 @@ import jax
 from xla_fp8.backends import call_text
 from xla_fp8.backends.cudnn import ffi, library, plans
 from xla_fp8.backends.cudnn.errors import CudnnError, CudnnUnsupportedError
-from xla_fp8.backends.cudnn.support import support, support_by_rules
+from xla_fp8.backends.cudnn.support import in_xla, support, support_by_rules
 from xla_fp8.backends.protocol import Config, Implementation, No
 from xla_fp8.target import GraphCall, Target, Verdict, format_version
 
@@ -133,18 +133,9 @@ class CudnnBackend:
 
 
 def _missing_verdict(call: GraphCall, target: Target, missing: str) -> No:
-    """Without cuDNN's front end the chain is left to XLA; with a rule where that has no FP8 kernel either.
-
-    XLA asks the same cuDNN. Of three spatial dimensions it compiles none: with jax 0.11.2 on an H200 "All backends
-    failed to find supported configs".
-    """
-    verdict = support_by_rules(call, target)
-    if not verdict.ok:
-        return No(f"{verdict.reason}; {missing}", rule=verdict.rule, advice=verdict.advice)
-    if len(call.window) > 2:
-        reason = f"XLA compiles no FP8 convolution of {len(call.window)} spatial dimensions; {missing}"
-        return No(reason, rule="spatial-dimensions", advice=f"install what is missing: {library.PIP_LINE}")
-    return No(missing)
+    """Without cuDNN's front end the chain is left to XLA: with a rule where that has no FP8 kernel for it either."""
+    answer = in_xla(support_by_rules(call, target), call)
+    return No(missing) if answer.ok else No(f"{answer.reason}; {missing}", rule=answer.rule, advice=answer.advice)
 
 
 def _await_programs() -> None:

@@ -95,6 +95,18 @@ def support_by_rules(call: GraphCall, target: Target) -> Support:
     return _by_rules(call, "asked for by name")
 
 
+def in_xla(answer: Support, call: GraphCall) -> Support:
+    """`answer` where it is XLA that asks cuDNN for a plan, when it compiles the call; not this package.
+
+    Of three spatial dimensions XLA compiles none: "All backends failed to find supported configs" (jax 0.11.2, H200).
+    """
+    if not answer.ok or len(call.window) < 3:
+        return answer
+    reason = f"XLA compiles no FP8 convolution of {len(call.window)} spatial dimensions (jax 0.11.2)"
+    advice = f"run it with xla_fp8.jit, where cuDNN's front end is installed: {library.PIP_LINE}"
+    return Support(False, reason, answer.source, rule="spatial-dimensions", advice=advice)
+
+
 def _by_rules(call: GraphCall, why: str) -> Support:
     source = f"rules made with {rules.MADE_WITH} for compute capability 9.0: {why}"
     broken = rules.broken_rule(call)
