@@ -25,6 +25,7 @@ def main() -> None:
     parser.add_argument("--configs", type=int, default=5, help="of a kernel, tried on each shape")
     parser.add_argument("--alone", default="", help="more rows of variants, without XLA's FP8")
     parser.add_argument("--clocks", default="", help="rows of variants of which the GPU's clock is watched too")
+    parser.add_argument("--in-turn", default="", help="rows of whose shapes variants times all epilogues in turn")
     parser.add_argument("--gpu", default="0", help="the GPU that is measured on")
     parser.add_argument("--tiny", action="store_true", help="small shapes, to try it on any machine")
     arguments = parser.parse_args()
@@ -42,7 +43,8 @@ def main() -> None:
         found = (case for part in parts for case in every if any(part in name for name in (case.name, *case.networks)))
         return list({case.name: case for case in found}.values())
 
-    rows = named(arguments.only) if arguments.only or arguments.alone else every
+    chosen = arguments.only or arguments.alone or arguments.in_turn
+    rows = named(arguments.only) if chosen else every
     settings = state.Settings(
         out, arguments.seconds, arguments.workers, arguments.kernel_workers, arguments.configs, arguments.tiny
     )
@@ -55,7 +57,7 @@ def main() -> None:
         from benchmarks.conv.variants import Variants
 
         alone = [case for case in named(arguments.alone) if case not in rows]
-        Variants(settings, rows, alone, named(arguments.clocks)).run()
+        Variants(settings, rows, alone, named(arguments.clocks), named(arguments.in_turn)).run()
         report.write(out)
     elif arguments.phase == "worker":
         from benchmarks.conv import worker

@@ -15,7 +15,6 @@ from jax import lax
 from benchmarks.conv import shapes
 from benchmarks.conv.shapes import Shape
 from xla_fp8.backends.example_calls import graph_call
-from xla_fp8.backends.fastest import SMALL, ChainBackend
 from xla_fp8.backends.protocol import Backend, Config
 from xla_fp8.backends.registry import BACKENDS
 from xla_fp8.hlo.literal import numpy_dtype
@@ -122,8 +121,6 @@ class Case:
 
 EVERYONE = ("mosaic", "highest", "cudnn", "xla_fp8", "xla_bf16", "gemm")
 PEERS = ("xla_fp8", "xla_bf16")
-CHAIN = "bf16_chain"
-"""The bf16 convolution that `auto` tries for small calls: unlike xla_bf16 it is given FP8, and computes the chain."""
 KERNELS = ("mosaic", "highest", "cudnn")
 """This project's backends: they are tuned one at a time on a GPU. The others are XLA's, which tunes itself."""
 
@@ -133,16 +130,8 @@ def cases(tiny: bool = False) -> list[Case]:
     found = shapes.in_order(shapes.TINY if tiny else shapes.TIERS)
     common = (shapes.TINY if tiny else shapes.TIERS)[0]["common"]
     few = common[:2] + common[3:4] + common[9:12:2]
-
-    def small(shape: Shape) -> tuple[str, ...]:
-        return (CHAIN,) if shape.flops < SMALL else ()
-
-    rows = [Case(shape, MAIN, found[shape], (*EVERYONE, *small(shape))) for shape in common]
-    rows += [
-        Case(shape, MAIN, names, ("mosaic", *PEERS, *small(shape), "gemm"))
-        for shape, names in found.items()
-        if shape not in common
-    ]
+    rows = [Case(shape, MAIN, found[shape], EVERYONE) for shape in common]
+    rows += [Case(s, MAIN, names, ("mosaic", *PEERS, "gemm")) for s, names in found.items() if s not in common]
     extra = [Case(shape, "scale", found[shape], ("mosaic", "highest", "cudnn", "xla_fp8")) for shape in common]
     others = [name for name in EPILOGUES if name not in (MAIN, "scale")]
     extra += [Case(s, name, found[s], ("mosaic", "cudnn", *PEERS)) for name in others for s in few]
@@ -220,8 +209,6 @@ def program(case: Case, contestant: str, backend: Backend | None = None, config:
     if contestant in KERNELS:
         assert backend is not None
         function: Callable[..., Any] = backend.lower(case.call, config)
-    elif contestant == CHAIN:
-        function = ChainBackend().lower(case.call, "bf16")
     elif contestant == "gemm":
         function = _product
         # XLA would prefer a kernel that it makes with Triton where that is faster: the yardstick is cuBLASLt's.

@@ -107,6 +107,20 @@ def table(rows: Iterable[Row]) -> str:
     return "\n".join([*lines, *("| " + " | ".join(row.cells()) + " |" for row in rows)])
 
 
+def in_turn(content: dict[str, Any]) -> str:
+    """Markdown: what each epilogue adds to a scale alone, and how long a copy of its further bytes would take."""
+    lines = []
+    for shape, epilogues in content.get("epilogues", {}).items():
+        bare = epilogues.get("scale", {})
+        for epilogue, facts in epilogues.items():
+            if "us" in facts and "us" in bare:
+                bytes_us = (facts["bytes"] - bare["bytes"]) / content["ceilings"]["copy_bytes_per_s"] * 1e6
+                cells = (f"`{shape}`", epilogue, f"{facts['us']:.1f}", f"{facts['us'] / bare['us']:.2f}x")
+                lines.append(f"| {' | '.join(cells)} | {facts['us'] - bare['us']:+.1f} | {bytes_us:+.1f} |")
+    heads = "| convolution | epilogue | us | of scale | more | its bytes |\n|---|---|--:|--:|--:|--:|"
+    return "\n".join([heads, *lines]) if lines else ""
+
+
 def ratios(name: str, rows: Sequence[Row], of: Callable[[Row], float | None]) -> str:
     """One line: geometric mean, least, and how many are below 1."""
     found = {row.shape: ratio for row in rows if (ratio := of(row))}
@@ -132,9 +146,8 @@ def summary(content: dict[str, Any]) -> str:
         lines.append(ratios(f"mosaic, {name}: vs XLA FP8", group, lambda row: row.ratio("xla_fp8", "mosaic")))
         lines.append(ratios(f"mosaic, {name}: vs XLA bf16", group, lambda row: row.ratio("xla_bf16", "mosaic")))
     lines.append(ratios("mosaic vs the faster of the two", main, lambda row: row.against_xla("mosaic")))
-    auto = ("mosaic", "cudnn", "xla_fp8", "bf16_chain")
+    auto = ("mosaic", "cudnn", "xla_fp8")
     lines.append(ratios("auto, which picks, vs the faster of the two", main, lambda row: row.against_xla(*auto)))
-    lines.append(ratios("bf16 of FP8 tensors vs mosaic", main, lambda row: row.ratio("mosaic", "bf16_chain")))
     lines.append(ratios("highest vs XLA FP8", main, lambda row: row.ratio("xla_fp8", "highest")))
     lines.append(ratios("cudnn vs XLA FP8", rows, lambda row: row.ratio("xla_fp8", "cudnn")))
     filling = [row for row in main if row.fills]
@@ -207,6 +220,8 @@ def write(out: Path) -> None:
     parts = []
     for epilogue in dict.fromkeys(row.epilogue for row in rows):
         parts.append(f"## {epilogue}\n\n{table(row for row in rows if row.epilogue == epilogue)}\n")
+    if epilogues := in_turn(content):
+        parts.append(f"## epilogues in turn\n\n{epilogues}\n")
     text = "\n".join([*parts, summary(content)])
     (out / "table.md").write_text(text + "\n")
     print(text)

@@ -1,4 +1,4 @@
-"""One row in one process: many configs of this project's kernel beside XLA's programs, timed in turn.
+"""One row in one process: many configs of this project's kernels beside XLA's programs, timed in turn.
 
 For what the two phases do not tell: how good the order of `configs.generate` is, and what a schedule or an epilogue
 costs. Kernels are compiled while others use the GPU; copies and times have it alone.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,8 @@ import jax
 
 from benchmarks.conv import executables, state
 from benchmarks.conv.measure import bare_row, first_outputs
-from benchmarks.conv.programs import KERNELS, TARGET, Case, backend_of, calls, operands_of, program
+from benchmarks.conv.programs import EPILOGUES, KERNELS, TARGET, Case, backend_of, calls, operands_of, program
+from benchmarks.conv.shapes import Shape
 from benchmarks.conv.timing import Contestant, Inputs, Timing, agreement, short, time_in_turn
 from xla_fp8.backends.mosaic import configs
 from xla_fp8.backends.mosaic.configs import Config, Footprint
@@ -26,73 +27,121 @@ from xla_fp8.backends.mosaic.problem import Problem, problem_of
 
 
 def measure(case: Case, out: Path, gpu: str, limit: int, process: str) -> dict[str, Any]:
-    """A row of results.json: of mosaic the fastest of `limit` configs, with the times of all as those of its tuning.
+    """A row of results.json: of a kernel the fastest of some configs, with the times of all as those of its tuning.
 
     XLA's contestants are those that other processes left in `out`.
     """
-    chosen = _chosen(case, limit)
-    kernel = backend_of("mosaic")
+    others = [_Entrant(case, name) for name in case.contestants if name not in KERNELS]
+    facts = _compete([*others, *_kernels(case, limit)], out, gpu)
+    return bare_row(case, process) | {"contestants": {name: found for (_, name), found in facts.items()}}
+
+
+def measure_epilogues(shape: Shape, out: Path, gpu: str, limit: int) -> dict[str, Any]:
+    """What each epilogue of one shape costs: the same facts of mosaic for each, all timed in turn."""
+    cases = [Case(shape, epilogue, (), ("mosaic",)) for epilogue in EPILOGUES]
+    facts = _compete([entrant for case in cases for entrant in _kernels(case, limit)], out, gpu)
+    bytes_of = {case.epilogue: case.bytes for case in cases}
+    return {epilogue: found | {"bytes": bytes_of[epilogue]} for (epilogue, _), found in facts.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Entrant:
+    """A contestant, with one of its configs where it is a kernel; the first one is its first guess."""
+
+    case: Case
+    contestant: str
+    config: Config | None = None
+
+    @property
+    def group(self) -> tuple[str, str]:
+        """Those of whom only the fastest counts: an epilogue, and a contestant."""
+        return self.case.epilogue, self.contestant
+
+    def __str__(self) -> str:
+        return f"{self.case.name} / {self.contestant} / {self.config}"
+
+    def load(self, out: Path) -> Any:
+        """The executable: that of a kernel is compiled, others were stored."""
+        if self.contestant not in KERNELS:
+            return executables.stored(out, self.case, self.contestant)
+        return program(self.case, self.contestant, backend_of(self.contestant), self.config).compile()
+
+
+def _kernels(case: Case, limit: int) -> list[_Entrant]:
+    """`limit` configs of mosaic, and half as many of those that sum in f32, where both are asked for."""
+    found = [_Entrant(case, "mosaic", config) for config in _chosen(case, limit)]
+    if "highest" in case.contestants:
+        configs = backend_of("highest").configs(case.call, TARGET)[: max(1, limit // 2)]
+        found += [_Entrant(case, "highest", config) for config in configs]  # type: ignore[arg-type]
+    return found
+
+
+def _compete(entrants: Sequence[_Entrant], out: Path, gpu: str) -> dict[tuple[str, str], dict[str, Any]]:
+    """Compiles all side by side, times them in turn, and says of each group how fast its fastest was."""
     problems: dict[str, str] = {}
-    compiled: dict[str, Any] = {}
+    compiled: dict[_Entrant, Any] = {}
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        futures = {str(one): pool.submit(program(case, "mosaic", kernel, one).compile) for one in chosen}
-        for name in case.contestants:
-            if name not in KERNELS:
-                futures[name] = pool.submit(executables.stored, out, case, name)
-        for name, future in futures.items():
+        for entrant, future in [(entrant, pool.submit(entrant.load, out)) for entrant in entrants]:
             try:
-                compiled[name] = future.result()
+                compiled[entrant] = future.result()
             except FileNotFoundError:
                 pass  # not tuned: not in the row
             except Exception as error:
-                problems[name] = short(error)
-    inputs = Inputs(case.shape.product[2])
-    for name in compiled:
-        inputs.prepare(_operands(case, name))
+                problems[str(entrant)] = short(error)
+    inputs = Inputs(entrants[0].case.shape.product[2])
+    operands = {entrant: operands_of(entrant.case, entrant.contestant) for entrant in compiled}
+    for needed in operands.values():
+        inputs.prepare(needed)
     with state.alone(out, gpu):
-        contestants = _timed(case, compiled, inputs, problems, str(chosen[0]))
-    return bare_row(case, process) | {"contestants": contestants}
-
-
-def _operands(case: Case, name: str) -> tuple[jax.ShapeDtypeStruct, ...]:
-    """Of a contestant, or of a config of mosaic."""
-    return operands_of(case, name if name in case.contestants else "mosaic")
-
-
-def _timed(
-    case: Case, compiled: Mapping[str, Any], inputs: Inputs, problems: dict[str, str], first: str
-) -> dict[str, dict[str, Any]]:
-    entrants: dict[str, Contestant] = {}
-    for name, executable in compiled.items():
-        operands = _operands(case, name)
-        entrants[name] = Contestant(executable, inputs.of(operands), calls(operands))
-    jax.block_until_ready([entrant.arguments for entrant in entrants.values()])
-    timings = time_in_turn(entrants)
-    problems |= {name: found for name, found in timings.items() if isinstance(found, str)}
-    times = {name: found for name, found in timings.items() if isinstance(found, Timing)}
-    facts: dict[str, dict[str, Any]] = {
-        name: _facts(times[name]) if name in times else {"problem": problems[name]}
-        for name in case.contestants
-        if name in times or name in problems
-    }
-    mine = {name: found for name, found in times.items() if name not in case.contestants}
-    if mine:
-        best = min(mine, key=lambda name: mine[name].us)
-        facts["mosaic"] = _facts(mine[best]) | {
-            "config": best,
-            "first": mine[first].us if first in mine else None,
-            "tuned_us": {name: found.us for name, found in mine.items()},
-            "spreads": {name: found.spread for name, found in mine.items()},
-            "problems": {name: text for name, text in problems.items() if name not in case.contestants},
+        running = {
+            str(entrant): Contestant(executable, inputs.of(operands[entrant]), calls(operands[entrant]))
+            for entrant, executable in compiled.items()
         }
-        if "xla_fp8" in times:
-            expected, got = (first_outputs(entrants[name]) for name in ("xla_fp8", best))
-            facts["mosaic"] |= agreement(expected, got)
+        jax.block_until_ready([contestant.arguments for contestant in running.values()])
+        timings = time_in_turn(running)
+        problems |= {name: found for name, found in timings.items() if isinstance(found, str)}
+        times = {name: found for name, found in timings.items() if isinstance(found, Timing)}
+        groups: dict[tuple[str, str], list[_Entrant]] = {}
+        for entrant in entrants:
+            groups.setdefault(entrant.group, []).append(entrant)
+        facts = {group: found for group, members in groups.items() if (found := _facts(members, times, problems))}
+        _compare(facts, groups, running)
     return facts
 
 
-def _facts(timing: Timing) -> dict[str, Any]:
-    return {"problem": "", "us": timing.us, "spread": timing.spread, "host_bound": timing.host_bound}
+def _facts(members: Sequence[_Entrant], times: Mapping[str, Timing], problems: Mapping[str, str]) -> dict[str, Any]:
+    """Of the fastest of a group; empty where it was not there."""
+    timed = {entrant: found for entrant in members if (found := times.get(str(entrant)))}
+    failed = {str(entrant.config): problems[str(entrant)] for entrant in members if str(entrant) in problems}
+    if not timed:
+        return {"problem": next(iter(failed.values()))} if failed else {}
+    best = min(timed, key=lambda entrant: timed[entrant].us)
+    timing = timed[best]
+    facts = {"problem": "", "us": timing.us, "spread": timing.spread, "host_bound": timing.host_bound}
+    if best.contestant not in KERNELS:
+        return facts
+    first = timed.get(members[0])
+    return facts | {
+        "config": str(best.config),
+        "first": first.us if first else None,
+        "tuned_us": {str(entrant.config): found.us for entrant, found in timed.items()},
+        "spreads": {str(entrant.config): found.spread for entrant, found in timed.items()},
+        "problems": failed,
+    }
+
+
+def _compare(
+    facts: Mapping[tuple[str, str], dict[str, Any]],
+    groups: Mapping[tuple[str, str], Sequence[_Entrant]],
+    running: Mapping[str, Contestant],
+) -> None:
+    """How near the results of each kernel are to XLA's in FP8, where that ran."""
+    for group, found in facts.items():
+        peer = group[0], "xla_fp8"
+        if "config" in found and "us" in found and facts.get(peer, {}).get("us"):
+            best = next(entrant for entrant in groups[group] if str(entrant.config) == found["config"])
+            expected, got = (first_outputs(running[str(one)]) for one in (groups[peer][0], best))
+            found |= agreement(expected, got)
 
 
 def _chosen(case: Case, limit: int) -> list[Config]:

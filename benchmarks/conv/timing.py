@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
+from benchmarks.conv import delay
 from benchmarks.conv.programs import calls
 
 ROUNDS = 5
@@ -54,29 +55,12 @@ class Contestant:
     calls: int
 
 
-@functools.cache
-def _delay() -> Callable[[], jax.Array]:
-    """Some milliseconds of work for the device: what is launched meanwhile runs without gaps."""
-    size = 8192 if jax.default_backend() != "cpu" else 16
-    key = jax.random.key(0)
-    matrix = jax.random.normal(key, (size, size), jnp.bfloat16) / size**0.5
-
-    def several(x: jax.Array, w: jax.Array) -> jax.Array:
-        for _ in range(3):
-            x = x @ w
-        return x[0, 0]
-
-    options = {"xla_gpu_enable_triton_gemm": False} if jax.default_backend() != "cpu" else {}
-    compiled = jax.jit(several).lower(matrix, matrix).compile(compiler_options=options)
-    return functools.partial(compiled, matrix, matrix)
-
-
 def _seconds(contestant: Contestant | None, runs: int, delays: int = 1) -> tuple[float, float]:
     """Seconds of some delays and some runs: until all is launched, and until all is done."""
     start = time.perf_counter()
     results: Any = None
     for _ in range(delays):
-        results = _delay()()
+        results = delay.compiled()()
     for _ in range(runs if contestant else 0):
         assert contestant is not None
         results = contestant.executable(*contestant.arguments)
@@ -124,18 +108,21 @@ def _rounds(contestants: Mapping[str, Contestant], rounds: int, more: int) -> di
         runs = max(3, min(_MOST_RUNS, int(_ROUND / max(once, 1e-6))))
         launched, _ = _seconds(contestant, runs)
         plans[name] = runs, min(_MOST_DELAYS, 1 + int(launched / single) + more)
-    samples: dict[str, list[float]] = {name: [] for name in plans}
-    behind: dict[str, int] = dict.fromkeys(plans, 0)
+    waits: dict[int, list[float]] = {delays: [] for _, delays in plans.values()}
+    samples: dict[str, list[tuple[float, float]]] = {name: [] for name in plans}
     for _ in range(rounds):
-        waits = {delays: _seconds(None, 0, delays)[1] for delays in {delays for _, delays in plans.values()}}
+        for delays, seconds in waits.items():
+            seconds.append(_seconds(None, 0, delays)[1])
         for name, (runs, delays) in plans.items():
-            launched, total = _seconds(contestants[name], runs, delays)
-            samples[name].append((total - waits[delays]) / runs / contestants[name].calls * 1e6)
-            behind[name] += launched > waits[delays] and launched > 0.8 * total
+            samples[name].append(_seconds(contestants[name], runs, delays))
     timings: dict[str, Timing | None] = {}
-    for name, values in samples.items():
+    for name, pairs in samples.items():
+        runs, delays = plans[name]
+        wait = statistics.median(waits[delays])
+        values = [(total - wait) / runs / contestants[name].calls * 1e6 for _, total in pairs]
+        behind = sum(launched > wait and launched > 0.8 * total for launched, total in pairs)
         median = statistics.median(values)
-        bound = behind[name] > rounds // 2
+        bound = behind > rounds // 2
         inner = sorted(values)[rounds // 5 : rounds - rounds // 5]
         disturbed = inner[-1] - inner[0] > _SPREAD * median
         timings[name] = Timing(median, max(values) - min(values), bound, 0.0, disturbed) if median > 0 else None

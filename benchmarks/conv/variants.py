@@ -2,7 +2,8 @@
 
 XLA's programs are tuned by some processes, as in `tune`; others compile the kernels of one row each, and time all of
 the row as soon as XLA's programs for it are there. With two GPUs or more XLA tunes on the last, and nothing but times
-is taken on the first. With one, XLA has it for the first half of the time, and nothing is timed meanwhile.
+is taken on the first. With one, XLA has it for the first half of the time, and nothing is timed meanwhile. Where XLA
+has nothing to tune, because an earlier run left its programs in the folder, rows are measured on every GPU.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from typing import Any
 
 from benchmarks.conv import state
 from benchmarks.conv.measure import describe
-from benchmarks.conv.programs import CHAIN, Case
+from benchmarks.conv.programs import Case
 from benchmarks.conv.state import Settings
 from benchmarks.conv.tune import USUAL, Job, Kind, Tuning
-from benchmarks.conv.worker import CEILINGS, CLOCKS, ROW
+from benchmarks.conv.worker import CEILINGS, CLOCKS, EPILOGUES, ROW
 
 _SHARE = 0.55
 """Of the time: it is XLA's, where there is one GPU."""
@@ -31,16 +32,24 @@ class Variants(Tuning):
         rows: measured beside XLA's contestants.
         alone: measured without XLA's FP8, which alone takes long to tune.
         clocks: those of the rows of which the clock of the GPU is watched too.
+        in_turn: those of whose shapes all epilogues are timed in turn, before the rows.
     """
 
-    def __init__(self, settings: Settings, rows: Sequence[Case], alone: Sequence[Case], clocks: Sequence[Case]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        rows: Sequence[Case],
+        alone: Sequence[Case],
+        clocks: Sequence[Case],
+        in_turn: Sequence[Case],
+    ) -> None:
         super().__init__(settings, [])
         self.path = settings.out / state.RESULTS
         self.content: dict[str, Any] = json.loads(self.path.read_text()) if self.path.exists() else {}
-        self.content = {"about": {}, "ceilings": {}, "rows": {}, "clocks": {}} | self.content
+        self.content = {"about": {}, "ceilings": {}, "rows": {}, "clocks": {}, "epilogues": {}} | self.content
         # Those that need little first: they are measured while XLA tunes for the others.
-        wanted: list[tuple[Case, tuple[str, ...]]] = [(case, (CHAIN, "xla_bf16")) for case in alone]
-        wanted += [(case, (CHAIN, "xla_bf16", "xla_fp8", "gemm")) for case in rows]
+        wanted: list[tuple[Case, tuple[str, ...]]] = [(case, ("xla_bf16",)) for case in alone]
+        wanted += [(case, ("xla_bf16", "xla_fp8", "gemm")) for case in rows]
         self.needs = {
             case.name: [(case.name, name) for name in names if name in case.contestants]
             for case, names in wanted
@@ -50,18 +59,21 @@ class Variants(Tuning):
         self.queues["xla"] = [job for job in jobs if " / ".join(job) not in self.tuned]
         watched = {case.name for case in clocks}
         self.queues["rows"] = [("", CEILINGS)]
+        shapes = {str(case.shape): case.name for case in in_turn if str(case.shape) not in self.content["epilogues"]}
+        self.queues["rows"] += [(name, EPILOGUES) for name in shapes.values()]
         for name in self.needs:
             self.queues["rows"] += [(name, ROW), *([(name, CLOCKS)] if name in watched else [])]
 
     def run(self) -> None:
         count, settings = state.gpus(), self.settings
         first, last = (0, count - 1) if count else (None, None)
+        timing = [first] if self.queues["xla"] or not count else list(range(count))
         if count < 2:
             self.ends["xla"] = self.began + _SHARE * settings.seconds
         with concurrent.futures.ThreadPoolExecutor(64) as pool:
             tuners = [pool.submit(self.serve, "xla", last) for _ in range(settings.workers)]
             pool.submit(self.await_tuners, tuners, first if count < 2 else "of nobody")
-            rows = [pool.submit(self.serve, "rows", first) for _ in range(settings.kernel_workers)]
+            rows = [pool.submit(self.serve, "rows", gpu) for gpu in timing for _ in range(settings.kernel_workers)]
             for future in (*tuners, *rows):
                 future.result()
         self.print_end()
@@ -94,7 +106,7 @@ class Variants(Tuning):
 
     def record(self, job: Job, answer: dict[str, Any]) -> None:
         name, kind = job
-        if kind not in (ROW, CEILINGS, CLOCKS):
+        if kind not in (ROW, EPILOGUES, CEILINGS, CLOCKS):
             super().record(job, answer)
             return
         with self.lock:
@@ -105,6 +117,11 @@ class Variants(Tuning):
             elif not text and kind == CEILINGS:
                 self.content |= {"about": answer["about"], "ceilings": answer["ceilings"]}
                 text = str(answer["ceilings"])
+            elif not text and kind == EPILOGUES:
+                self.content["epilogues"][name.split()[0]] = answer["epilogues"]
+                text = "  ".join(
+                    f"{epilogue} {facts.get('us', 0):.1f}" for epilogue, facts in answer["epilogues"].items()
+                )
             elif not text:
                 self.content["clocks"][name] = answer["clocks"]
             state.write(self.path, self.content)

@@ -19,7 +19,7 @@ from benchmarks.conv.timing import Contestant, Inputs, Timing, short, time_in_tu
 from xla_fp8.backends import autotune, cache
 from xla_fp8.errors import XlaFp8Error
 
-ROW, CEILINGS, CLOCKS = "row", "ceilings", "clocks"
+ROW, EPILOGUES, CEILINGS, CLOCKS = "row", "epilogues", "ceilings", "clocks"
 """What a job may ask for beside a contestant: see `variants`."""
 
 
@@ -41,6 +41,8 @@ def serve(out: Path, gpu: str, configs: int, tiny: bool) -> None:
                     answer = {"problem": "", "about": about(process), "ceilings": ceilings()}
             elif wanted == ROW:
                 answer = {"problem": "", "row": rows.measure(known[name], out, gpu, configs, process)}
+            elif wanted == EPILOGUES:
+                answer = {"problem": "", "epilogues": rows.measure_epilogues(known[name].shape, out, gpu, configs)}
             elif wanted == CLOCKS:
                 answer = {"problem": "", "clocks": clocks.watch(known[name], out, gpu)}
             else:

@@ -16,7 +16,7 @@ from xla_fp8 import _jax_compat, hlo, passes
 from xla_fp8.backends import autotune, cache, reference
 from xla_fp8.backends.autotune import config_for
 from xla_fp8.backends.example_calls import graph_call, random_call
-from xla_fp8.backends.fastest import ChainBackend, FastestBackend, operations
+from xla_fp8.backends.fastest import ChainBackend, FastestBackend
 from xla_fp8.backends.inputs import random_inputs
 from xla_fp8.backends.protocol import Config, Implementation, No, Yes
 from xla_fp8.backends.registry import BackendError, backends_for, choose
@@ -107,7 +107,7 @@ def test_a_warm_start_asks_only_the_winner(mode: str, monkeypatch: pytest.Monkey
     monkeypatch.setenv("XLA_FP8_AUTOTUNE", mode)
     monkeypatch.setattr(autotune, "tune", lambda *_: pytest.fail("timed again"))
     slow.listed.clear()
-    assert str(config_for(fastest, CALL, H200)) in ("quick 1", "xla chain", "xla bf16")
+    assert str(config_for(fastest, CALL, H200)) in ("quick 1", "xla chain")
     assert slow.listed == []
 
 
@@ -194,18 +194,7 @@ def test_the_chain_is_one_that_becomes_a_graph(name: str) -> None:
     assert not any(i.opcode == "maximum" for i in module.entry), "an amax that starts from 0 is a kernel of its own"
 
 
-def test_bf16_is_tried_for_small_calls_alone() -> None:
-    graph = "1:[f32]conv();2:[f8e4m3fn]scale(1);"
-    small = graph_call(graph, batch=2, image=(64, 64), channels=320, features=320, filter=(1, 1))
-    large = graph_call(graph, batch=2, image=(64, 64), channels=320, features=320)
-    assert (operations(small), operations(large)) == (2 * 2 * 64 * 64 * 320 * 320, 9 * operations(small))
-    assert ChainBackend().configs(small, H200) == ("chain", "bf16")
-    assert ChainBackend().configs(large, H200) == ("chain",)
-    grouped = graph_call(graph, batch=2, image=(8, 8), channels=64, features=32, groups=4)
-    assert operations(grouped) == 2 * 2 * 8 * 8 * 32 * 16 * 9
-
-
-def test_bf16_wins_where_it_is_the_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_wins_where_it_is_the_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
     """And it is then lowered again from the cache, without the others."""
     peer = Fake("xla", ("20", "1"))
     fastest = FastestBackend((Fake("ours", ("20",)),), (peer,))
@@ -217,25 +206,12 @@ def test_bf16_wins_where_it_is_the_fastest(monkeypatch: pytest.MonkeyPatch) -> N
     assert str(config_for(fastest, CALL, H200)) == "ours 20"
 
 
-def test_bf16_is_what_the_fallback_makes() -> None:
-    """A convolution of bf16 operands with an f32 result, of which no pass here makes an FP8 graph again."""
-    call = graph_call(FUSED["amax"][0])
-    shapes = [jax.ShapeDtypeStruct(s.dimensions, numpy_dtype(s.element_type)) for s in call.operand_shapes]
-    module = hlo.parse(_jax_compat.lowered_hlo_text(jax.jit(ChainBackend().lower(call, "bf16")).lower(*shapes)))
-    (convolution,) = (i for i in module.entry if i.opcode == "convolution")
-    assert [operand.shape.element_type for operand in convolution.operands] == ["bf16", "bf16"]
-    assert convolution.shape.element_type == "f32"
-    assert not passes.run(module, target="h200").rewritten
-
-
-@pytest.mark.parametrize("form", ["chain", "bf16"])
 @pytest.mark.parametrize("seed", range(4))
-def test_the_chain_computes_what_the_reference_does(seed: int, form: str) -> None:
-    """bf16 holds every FP8 value, and the sums are those of f32: on a CPU equal up to their order."""
+def test_the_chain_computes_what_the_reference_does(seed: int) -> None:
     call = random_call(seed, largest=32)
     operands = random_inputs(call.operand_shapes, seed)
     types = [shape.element_type for shape in call.output_shapes]
     expected = reference.run(call.graph, call.window, call.dim_labels, call.feature_group_count, operands, types)
-    outputs = ChainBackend().lower(call, form)(*operands)
+    outputs = ChainBackend().lower(call, "chain")(*operands)
     for wanted, output in zip(expected, outputs, strict=True):
         np.testing.assert_array_equal(np.asarray(output, np.float32), np.asarray(wanted, np.float32))

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import jax
 import pytest
 
 from xla_fp8.backends.mosaic.backend import MosaicBackend
@@ -24,7 +25,7 @@ def bench() -> Any:
     """The modules of the package, which is not installed."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(ROOT))
-        names = ("shapes", "programs", "report")
+        names = ("shapes", "programs", "report", "delay")
         return SimpleNamespace(**{name: importlib.import_module(f"benchmarks.conv.{name}") for name in names})
 
 
@@ -55,6 +56,12 @@ def test_the_kernel_runs_every_row(bench: Any, precision: Any) -> None:
     backend, target = MosaicBackend(precision), Target.parse("h200")
     refused = [row.name for row in bench.programs.cases() if not backend.supports(row.call, target).ok]
     assert refused == []
+
+
+def test_the_delay_is_one_kernel_that_looks_at_the_timer(bench: Any) -> None:
+    text = jax.jit(bench.delay.wait).trace().lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("custom_call @mosaic_gpu") == 1
+    assert text.count("globaltimer") == 2
 
 
 def row(shape: str, epilogue: str, **us: float | None) -> dict[str, Any]:
@@ -97,16 +104,29 @@ def run(out: Path, *arguments: str) -> None:
 
 @pytest.mark.slow
 def test_variants_on_the_cpu(tmp_path: Path) -> None:
-    run(tmp_path, "variants", "--only", "/2 scale;/2 amax", "--alone", "tiny", "--clocks", "/2 scale")
+    run(
+        tmp_path,
+        "variants",
+        "--only",
+        "/2 scale;/2 amax",
+        "--alone",
+        "tiny",
+        "--clocks",
+        "/2 scale",
+        "--in-turn",
+        "tiny",
+    )
     content = json.loads((tmp_path / "results.json").read_text())
     rows = content["rows"]
     assert set(rows) == {"1,8,8,16,3x3,16/2 scale", "1,8,8,16,3x3,16/2 amax", "2,8,8,16,1x1,32 amax"}
-    everyone = {"mosaic", "xla_fp8", "xla_bf16", "bf16_chain", "gemm"}
+    everyone = {"mosaic", "highest", "xla_fp8", "xla_bf16", "gemm"}
     assert set(rows["1,8,8,16,3x3,16/2 amax"]["contestants"]) == everyone
     assert "xla_fp8" not in rows["2,8,8,16,1x1,32 amax"]["contestants"]
     windows = content["clocks"]["1,8,8,16,3x3,16/2 scale"]["xla_fp8"]["windows"]
     assert all(window["us_least"] <= window["us"] <= window["us_most"] for window in windows)
     assert content["ceilings"]["copy_bytes_per_s"] > 0
+    assert all(facts["us"] > 0 for facts in content["epilogues"]["2,8,8,16,1x1,32"].values())
+    assert "| bias+silu+residual |" in (tmp_path / "table.md").read_text()
 
 
 @pytest.mark.slow

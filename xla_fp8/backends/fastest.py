@@ -1,15 +1,14 @@
 """Several backends as one, whose configs are all of theirs: the autotuner then times one backend against another.
 
-What XLA's own compiler makes of a graph is among them, in FP8 and for small calls in bf16, so that a shape on which it
-is the fastest is left to it.
+What XLA's own compiler makes of a graph is among them, so that a shape on which it is the fastest is left to it. A
+convolution in bf16 is not: of FP8 tensors it has to convert them first, and takes two to twelve times as long
+(docs/benchmarks.md).
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 
@@ -22,22 +21,9 @@ MOST_CONFIGS = 8
 """Of one backend that are timed, beside XLA's own tuning, which takes about 20 s for one convolution."""
 
 
-SMALL = 8e9
-"""Floating-point operations of a convolution below which bf16 may be faster: the work of 6 us on an H200, whose
-launches and memory then take as long as its tensor cores, so that FP8 has little to win. Above it the least that FP8
-has won over a network in bf16 is 1.5x (docs/benchmarks.md), and what casts FP8 operands is slower than that."""
-
-FORMS: Mapping[str, reference.Form] = MappingProxyType({"chain": "fusible", "bf16": "bf16"})
-"""The configs of `ChainBackend`."""
-
-
 @dataclasses.dataclass(frozen=True)
 class ChainBackend:
-    """The graph in plain JAX, left to XLA's GPU compiler, which tunes by itself.
-
-    `chain` is what it fuses to an FP8 convolution, where its matcher can; `bf16`, for small calls alone, casts the
-    operands and sums in f32, as where no backend has an FP8 kernel.
-    """
+    """The graph in plain JAX, left to XLA's GPU compiler, which fuses an FP8 convolution where it can, and tunes it."""
 
     name: str = "xla"
     opaque: bool = False
@@ -47,17 +33,10 @@ class ChainBackend:
         return Yes()
 
     def configs(self, call: GraphCall, target: Target) -> Sequence[Config]:
-        return tuple(FORMS) if operations(call) < SMALL else ("chain",)
+        return ("chain",)
 
     def lower(self, call: GraphCall, config: Config) -> Implementation:
-        return reference.implementation_of(call, FORMS[str(config)])
-
-
-def operations(call: GraphCall) -> int:
-    """Multiplications and additions of the convolution."""
-    filter, labels = call.operand_shapes[1].dimensions, call.dim_labels
-    outputs = filter[labels.kernel_output_feature_dimension]
-    return 2 * call.output_shapes[0].element_count * math.prod(filter) // max(outputs, 1)
+        return reference.implementation_of(call, "fusible")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -32,10 +32,9 @@ from xla_fp8.hlo import ConvolutionDimensionNumbers, Shape, Window
 from xla_fp8.hlo.literal import numpy_dtype
 from xla_fp8.target import GraphCall
 
-Form = Literal["exact", "fusible", "bf16"]
-"""How a graph is written in JAX: in f32, which defines it; as the chain of which XLA's GPU compiler makes an FP8
-convolution of its own, where it can; or around a convolution of bf16 operands, which hold every FP8 value, that sums in
-f32 (what the pass conv-fp8-fallback makes). Of the last two the numbers are XLA's, and no reference."""
+Form = Literal["exact", "fusible"]
+"""How a graph is written in JAX: in f32, which defines it; or as the chain of which XLA's GPU compiler makes an FP8
+convolution of its own, where it can. Of the latter the numbers are XLA's, and no reference."""
 
 _ELEMENT_TYPES = {numpy_dtype(name): name for name in (*FP8_TYPES, "f16", "bf16", "f32", "f64")}
 
@@ -135,11 +134,9 @@ def convolution(
     form: Form = "exact",
 ) -> jax.Array:
     """HLO's convolution, with a result in f32."""
-    wide = jnp.bfloat16 if form == "bf16" else jnp.float32
-    lhs, rhs = (lax.convert_element_type(operand, wide) for operand in (lhs, rhs))
+    lhs, rhs = (lax.convert_element_type(operand, jnp.float32) for operand in (lhs, rhs))
     if form == "exact":
         lhs, window = _padded(lhs, window, labels)
-    if form != "fusible":
         # On a GPU, XLA would turn a convolution of converted FP8 operands into a cuDNN FP8 graph, and the reference
         # would be the thing that it is to check.
         lhs, rhs = lax.optimization_barrier((lhs, rhs))  # type: ignore[no-untyped-call]
@@ -166,7 +163,7 @@ def convolution(
         ),
         feature_group_count=feature_group_count,
         batch_group_count=batch_group_count,
-        precision=None if form == "bf16" else lax.Precision.HIGHEST,
+        precision=lax.Precision.HIGHEST,
         preferred_element_type=jnp.float32,
     )
 
