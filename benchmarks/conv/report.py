@@ -196,7 +196,8 @@ def roofline(content: dict[str, Any], path: Path) -> bool:
             if (tflops := row.tflops(name))
         ]
         label = {"mosaic": "mosaic", "xla_fp8": "XLA FP8", "xla_bf16": "XLA bf16"}[name]
-        axes.scatter(*zip(*points, strict=True), marker=marker, s=18, color=color, label=label, alpha=0.8)
+        if points:
+            axes.scatter(*zip(*points, strict=True), marker=marker, s=18, color=color, label=label, alpha=0.8)
     intensities = [row.data["flops"] / row.data["bytes"] for row in rows]
     low, high = min(intensities) / 2.5, max(intensities) * 1.2
     knee = peak / bandwidth

@@ -7,6 +7,7 @@ costs. Kernels are compiled while others use the GPU; copies and times have it a
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -105,7 +106,12 @@ def _compete(entrants: Sequence[_Entrant], out: Path, gpu: str) -> dict[tuple[st
         for entrant in entrants:
             groups.setdefault(entrant.group, []).append(entrant)
         facts = {group: found for group, members in groups.items() if (found := _facts(members, times, problems))}
-        _compare(facts, groups, running)
+        timed = [entrant for entrant in entrants if str(entrant) in times]
+        fastest = {entrant.group: entrant for entrant in sorted(timed, key=lambda one: -times[str(one)].us)}
+        _compare(facts, fastest, running)
+    for group, entrant in fastest.items():
+        if entrant.contestant in KERNELS:
+            facts[group]["launches"] = _launches(compiled[entrant])
     return facts
 
 
@@ -130,18 +136,27 @@ def _facts(members: Sequence[_Entrant], times: Mapping[str, Timing], problems: M
     }
 
 
+def _launches(executable: Any) -> dict[str, int]:
+    """How many kernels a program launches, by the kind of instruction of XLA."""
+    with contextlib.suppress(Exception):  # not every executable has its text
+        _, _, entry = executable.as_text().rpartition("ENTRY")
+        return {
+            kind: count for kind in ("custom-call", "fusion", "reduce", "copy") if (count := entry.count(f" {kind}("))
+        }
+    return {}
+
+
 def _compare(
     facts: Mapping[tuple[str, str], dict[str, Any]],
-    groups: Mapping[tuple[str, str], Sequence[_Entrant]],
+    fastest: Mapping[tuple[str, str], _Entrant],
     running: Mapping[str, Contestant],
 ) -> None:
     """How near the results of each kernel are to XLA's in FP8, where that ran."""
-    for group, found in facts.items():
-        peer = group[0], "xla_fp8"
-        if "config" in found and "us" in found and facts.get(peer, {}).get("us"):
-            best = next(entrant for entrant in groups[group] if str(entrant.config) == found["config"])
-            expected, got = (first_outputs(running[str(one)]) for one in (groups[peer][0], best))
-            found |= agreement(expected, got)
+    for (epilogue, contestant), entrant in fastest.items():
+        peer = fastest.get((epilogue, "xla_fp8"))
+        if contestant in KERNELS and peer is not None:
+            expected, got = (first_outputs(running[str(one)]) for one in (peer, entrant))
+            facts[epilogue, contestant] |= agreement(expected, got)
 
 
 def _chosen(case: Case, limit: int) -> list[Config]:

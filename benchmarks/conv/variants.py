@@ -3,7 +3,8 @@
 XLA's programs are tuned by some processes, as in `tune`; others compile the kernels of one row each, and time all of
 the row as soon as XLA's programs for it are there. With two GPUs or more XLA tunes on the last, and nothing but times
 is taken on the first. With one, XLA has it for the first half of the time, and nothing is timed meanwhile. Where XLA
-has nothing to tune, because an earlier run left its programs in the folder, rows are measured on every GPU.
+has nothing to tune, because an earlier run left its programs in the folder or `--workers` is 0, rows are measured on
+every GPU.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ class Variants(Tuning):
             if case.name not in self.content["rows"]
         }
         jobs = [job for needs in self.needs.values() for job in needs]
-        self.queues["xla"] = [job for job in jobs if " / ".join(job) not in self.tuned]
+        left = [job for job in jobs if " / ".join(job) not in self.tuned]
+        self.queues["xla"] = left if settings.workers else []
         watched = {case.name for case in clocks}
         self.queues["rows"] = [("", CEILINGS)]
         shapes = {str(case.shape): case.name for case in in_turn if str(case.shape) not in self.content["epilogues"]}
