@@ -17,6 +17,7 @@ from benchmarks.models import recipes
 from benchmarks.models.rows import XLA, Row
 from examples.networks import convnext, resnet, unet
 from examples.networks.layers import PLAIN, Ops, cross_entropy
+from examples.networks.static import E4M3, is_high, layer_at, static
 
 RATE, MOMENTUM = 1e-3, 0.9
 _POOL = 1 << 20
@@ -36,13 +37,13 @@ class Random:
     def struct(self) -> Any:
         """Its shape and type."""
         data = jax.ShapeDtypeStruct(self.shape, self.dtype)
-        if self.dtype != recipes.E4M3:
+        if self.dtype != E4M3:
             return data
         return xla_fp8.Float8(data, jax.ShapeDtypeStruct((), jnp.float32))  # type: ignore[arg-type]
 
     def array(self) -> Any:
         """On the device. It is made on the host: nothing has to be compiled for it."""
-        if self.dtype == recipes.E4M3:
+        if self.dtype == E4M3:
             scale = jax.device_put(np.float32(self.std * 6 / 448))
             return xla_fp8.Float8(_filled(self.shape, 448 / 6, self.dtype), scale)
         return _filled(self.shape, self.std, self.dtype)
@@ -136,19 +137,23 @@ def _apply(row: Row, network: ModuleType, config: Any, params: Any, inputs: Any,
 
 def _inference(row: Row, network: ModuleType, params: Any, config: Any, tiny: bool) -> Program:
     """Filters and matrices are stored in the type that is computed in."""
+    scales: dict[str, Any] = {}
 
     def stored(path: Any, leaf: Any) -> Any:
         if not isinstance(leaf, Random):
             return leaf
-        is_fp8 = row.recipe != "bf16" and not recipes.is_high(recipes.layer_at(path))
-        return dataclasses.replace(leaf, dtype=recipes.E4M3 if is_fp8 else jnp.bfloat16)
+        name = layer_at(path)
+        is_fp8 = len(leaf.shape) > 1 and row.recipe != "bf16" and not is_high(name)
+        if is_fp8:
+            scales[name] = np.float32(recipes.AMAX / 448)
+        return dataclasses.replace(leaf, dtype=E4M3 if is_fp8 else jnp.bfloat16)
 
     def function(state: Any, inputs: Any) -> Any:
-        params, scale = state
-        ops = PLAIN if row.recipe == "bf16" else recipes.static(scale)
+        params, scales = state
+        ops = PLAIN if row.recipe == "bf16" else static(scales)
         return state, _apply(row, network, config, params, inputs, ops)
 
-    state = jax.tree_util.tree_map_with_path(stored, params), np.float32(recipes.AMAX / 448)
+    state = jax.tree_util.tree_map_with_path(stored, params), scales
     return Program(function, state, _inputs(row, config), row.compiler)
 
 

@@ -31,7 +31,7 @@ def describe(facts: dict[str, Any]) -> str:
 def render(content: dict[str, Any]) -> str:
     """Both tables, of the rows that are there."""
     found: dict[str, Any] = content["rows"]
-    every = [row for tiny in (False, True) for row in rows(tiny) if row.name in found]
+    every = list({row.name: row for tiny in (False, True) for row in rows(tiny) if row.name in found}.values())
     about = ", ".join(f"{name} {value}" for name, value in content["about"].items())
     return "\n".join([f"<!-- {about} -->", "", *_times(every, found), "", *_profile(every, found), ""])
 
