@@ -40,12 +40,20 @@ def layer_at(path: Any) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class _Static:
+    """What one call of a network quantizes: a tensor that several layers read once, by the scale of the first."""
+
     scales: Mapping[str, Array]
+    done: dict[int, tuple[Array, xla_fp8.Float8]] = dataclasses.field(default_factory=dict)
+
+    def quantized(self, x: Array, name: str) -> xla_fp8.Float8:
+        if id(x) not in self.done:
+            self.done[id(x)] = x, xla_fp8.quantize(x, E4M3, scale=self.scales[name])
+        return self.done[id(x)][1]
 
     def conv(self, x: Array, w: Any, /, *, name: str, stride: int = 1, groups: int = 1) -> Array:
         if is_high(name):
             return plain_conv(x, w, name=name, stride=stride, groups=groups)
-        q = xla_fp8.quantize(x, E4M3, scale=self.scales[name])
+        q = self.quantized(x, name)
         return xla_fp8.conv_general_dilated(
             q.data,
             w.data,
@@ -60,13 +68,13 @@ class _Static:
     def dense(self, x: Array, w: Any, /, *, name: str) -> Array:
         if is_high(name):
             return plain_dense(x, w, name=name)
-        q = xla_fp8.quantize(x, E4M3, scale=self.scales[name])
+        q = self.quantized(x, name)
         numbers = (((x.ndim - 1,), (0,)), ((), ()))
         return xla_fp8.dot_general(q, w, numbers, preferred_element_type=jnp.float32).astype(x.dtype)
 
 
 def static(scales: Mapping[str, Array]) -> Ops:
-    """The operations of FP8 inference, by the scale of each layer's input."""
+    """The operations of FP8 inference, by the scale of each layer's input; for one call of the network."""
     found = _Static(scales)
     return Ops(found.conv, found.dense)
 

@@ -1,0 +1,105 @@
+"""From one FP8 layer to the next, as users write them: what of the quantization in between is left to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import xla_fp8
+
+NHWC = ("NHWC", "OHWI", "NHWC")
+CONV = "1:[f32]conv();2:[f32]scale(1);3:[f32]scale(2);4:[f32]bias(3);"
+Arrays = tuple[Any, ...]
+
+
+@pytest.fixture(scope="module")
+def arrays() -> Arrays:
+    """x, two filters and a bias."""
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.normal(size=(2, 8, 8, 16)), jnp.bfloat16)
+    filters = [jnp.asarray(rng.normal(size=(16, 3, 3, 16)) * 0.1, jnp.float32) for _ in range(2)]
+    return x, *filters, jnp.asarray(rng.normal(size=16), jnp.bfloat16)
+
+
+def two(x: Any, w1: Any, w2: Any, bias: Any, scaling: Any = (None, None), activation: Any = jax.nn.relu) -> jax.Array:
+    """Convolution, bias, activation, convolution."""
+    for number, (w, state) in enumerate(zip((w1, w2), scaling, strict=True)):
+        x = activation(x + bias) if number else x
+        x = xla_fp8.fp8_conv(
+            x, w, (1, 1), "SAME", dimension_numbers=NHWC, scaling=state, preferred_element_type=jnp.bfloat16
+        )
+    return x
+
+
+def delayed() -> Arrays:
+    return tuple(xla_fp8.DelayedScaling.create(amax=8.0) for _ in range(2))
+
+
+def graphs(function: Callable[..., Any], *arguments: Any) -> list[str]:
+    """Of all that is rewritten, in program order."""
+    return [str(entry.graph) for entry in xla_fp8.jit(function, backend="reference").report(*arguments).rewritten]
+
+
+def close(function: Callable[..., Any], *arguments: Any) -> None:
+    """The same numbers as `jax.jit`. FP8 behind a value that is rounded once instead of twice is another one in places:
+    an e4m3 number more or less, in one of thirty."""
+    expected = jax.tree.leaves(jax.jit(function)(*arguments))
+    found = jax.tree.leaves(xla_fp8.jit(function, backend="reference")(*arguments))
+    for one, other in zip(expected, found, strict=True):
+        a, b = np.asarray(one, np.float32), np.asarray(other, np.float32)
+        assert np.linalg.norm(a - b) <= 0.08 * np.linalg.norm(a) + 1e-30
+
+
+def test_delayed_scales_need_no_pass_in_between(arrays: Arrays) -> None:
+    assert graphs(two, *arrays, delayed())[0] == f"{CONV}5:[f32]relu(4);6:[f8e4m3fn]scale(5);"
+    close(two, *arrays, delayed())
+
+
+def test_in_training_the_amax_comes_too_and_what_the_derivative_needs(arrays: Arrays) -> None:
+    def step(x: Any, w1: Any, w2: Any, bias: Any, scaling: Any) -> Any:
+        def loss(w1: Any, w2: Any, scaling: Any) -> jax.Array:
+            return jnp.mean(jnp.square(two(x, w1, w2, bias, scaling).astype(jnp.float32)))
+
+        return jax.value_and_grad(loss, (0, 1, 2))(w1, w2, scaling)
+
+    first = graphs(step, *arrays, delayed())[0]
+    assert first == f"{CONV}5:[f32]relu(4);6:[f8e4m3fn]scale(5);7:[bf16]amax(5);8:[bf16]copy(4);"
+    close(step, *arrays, delayed())
+
+
+def test_with_dynamic_scales_only_the_cast_is_left(arrays: Arrays) -> None:
+    """The scale depends on the whole tensor, so the graph hands the amax out; it is not found again."""
+
+    def function(*arguments: Any) -> jax.Array:
+        return two(*arguments, activation=jax.nn.silu)
+
+    assert graphs(function, *arrays)[0] == f"{CONV}5:[bf16]silu(4);6:[bf16]amax(5);"
+    close(function, *arrays)
+
+
+def test_a_given_scale_with_the_amax_of_the_same_tensor(arrays: Arrays) -> None:
+    x, w1, w2, bias = arrays
+
+    def function(x: Any, w1: Any, w2: Any, bias: Any, scale: Any) -> Any:
+        q, v, w = xla_fp8.quantize(x, scale=scale), xla_fp8.quantize(w1), xla_fp8.quantize(w2)
+        common = {"window_strides": (1, 1), "padding": "SAME", "dimension_numbers": NHWC}
+        y = xla_fp8.conv_general_dilated(
+            q.data, v.data, **common, lhs_scale=q.scale, rhs_scale=v.scale, bias=bias, activation="gelu_tanh"
+        )
+        q, amax = xla_fp8.quantize(y, scale=scale, return_amax=True)
+        z = xla_fp8.conv_general_dilated(
+            q.data, w.data, **common, lhs_scale=q.scale, rhs_scale=w.scale, out_scale=scale, out_dtype=q.data.dtype
+        )
+        return z, amax
+
+    found = graphs(function, x, w1, w2, bias, jnp.float32(0.02))
+    assert found == [
+        f"{CONV}5:[f32]gelu_tanh(4);6:[f8e4m3fn]scale(5);7:[f32]amax(5);",
+        "1:[f32]conv();2:[f32]scale(1);3:[f32]scale(2);4:[f8e4m3fn]scale(3);",
+    ]
+    close(function, x, w1, w2, bias, jnp.float32(0.02))
