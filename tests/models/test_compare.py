@@ -78,6 +78,33 @@ def test_what_is_tiny_underflows() -> None:
     assert layer.input.underflowed == pytest.approx(share, abs=1e-3)
 
 
+def test_gradients_are_those_of_the_loss() -> None:
+    """On their way to each layer: those of the first one come through the second and the relu."""
+    c = jnp.where(normal(2, 8, 8, 16, seed=6) > 0, 1, 1e-12) * normal(2, 8, 8, 16, seed=7)
+    recipe = xla_fp8.Recipe(**ALL)
+    first, second = xla_fp8.compare(network, (X, W1, W2), recipe, loss=lambda y: jnp.sum(y * c)).layers
+    through = np.asarray((c @ W2.T) * (conv(X, W1) > 0))
+    for layer, gradient in ((second, np.asarray(c)), (first, through)):
+        assert layer.gradient is not None
+        scaled = gradient / np.float32(np.abs(gradient).max() / 57344)
+        share = np.mean(scaled.astype(ml_dtypes.float8_e5m2).astype(np.float32)[gradient != 0] == 0)
+        assert layer.gradient.underflowed == pytest.approx(share, abs=1e-3)
+        assert layer.gradient.saturated == 0
+    assert second.gradient is not None
+    assert 0.4 < second.gradient.underflowed < 0.6
+
+
+def test_without_a_loss_there_are_no_gradients() -> None:
+    comparison = xla_fp8.compare(network, (X, W1, W2), xla_fp8.Recipe(**ALL))
+    assert {layer.gradient for layer in comparison.layers} == {None}
+    assert "gradient" not in str(comparison)
+
+
+def test_a_loss_with_static_scales_is_refused() -> None:
+    with pytest.raises(xla_fp8.ModelError, match="is not trained"):
+        xla_fp8.compare(network, (X, W1, W2), "static", loss=jnp.sum)
+
+
 def test_the_bad_layer_is_the_worst() -> None:
     x, w1 = (
         X.at[..., 0].mul(1e6),
@@ -164,7 +191,12 @@ def converted_like(model: Any, recipe: xla_fp8.Recipe, options: dict[str, Any], 
 
 def test_layers_of_every_framework_by_name(make_model: MakeModel) -> None:
     model, options, x = make_model()
-    comparison = xla_fp8.compare(model, x, xla_fp8.Recipe(min_flops=0), **options)
+    tiny = jnp.where(jnp.arange(16) % 2, 1, 1e-12)
+    recipe = xla_fp8.Recipe(min_flops=0)
+    comparison = xla_fp8.compare(model, x, recipe, loss=lambda y: jnp.sum(y * tiny), **options)
+    last = comparison.layers[-1].gradient
+    assert last is not None
+    assert last.underflowed == 0.5
     assert [(layer.name, layer.is_fp8) for layer in comparison.layers] == [
         ("first", False),
         ("second", True),
@@ -172,7 +204,7 @@ def test_layers_of_every_framework_by_name(make_model: MakeModel) -> None:
     ]
     assert all(20 < layer.snr < 40 for layer in comparison.layers)
     assert "keep_first" in comparison.layers[0].reason
-    converted = converted_like(model, xla_fp8.Recipe(min_flops=0), options, x)
+    converted = converted_like(model, recipe, options, x)
     wide, narrow = output(model, options, x), output(converted, options, x)
     assert comparison.output_snr == pytest.approx(snr(wide, narrow), abs=0.2)
 
@@ -199,7 +231,10 @@ def test_a_converted_model_is_compared_with_its_own_scales(make_model: MakeModel
 def test_a_function_with_state() -> None:
     converted = xla_fp8.convert(network, xla_fp8.Recipe("delayed", **ALL))
     state = converted.init(X, W1, W2)
-    of_state = xla_fp8.compare(converted, (X, W1, W2), state=state)
+    of_state = xla_fp8.compare(converted, (X, W1, W2), state=state, loss=lambda y: 1e6 * jnp.sum(y))
+    gradient = of_state.layers[1].gradient
+    assert gradient is not None
+    assert gradient.saturated == 1, "the first scale of a gradient ends at 1"
     assert of_state.layers[1].input.saturated > 0, "the first scales end at 16, and the hidden values do not"
     assert snr(network(X, W1, W2), converted(state, X, W1, W2)) == pytest.approx(of_state.output_snr, abs=0.01)
 
@@ -228,7 +263,7 @@ NONE = TensorError(0.0, 0.0)
 SHOWN = Comparison(
     (
         LayerError("a|<b>", "conv", 31.26, TensorError(0.125, 0.0003), NONE, True, ""),
-        LayerError("c", "dot", math.nan, NONE, NONE, True, ""),
+        LayerError("c", "dot", math.nan, NONE, NONE, True, "", TensorError(0.5, 0.25)),
         LayerError("d", "dot", math.inf, NONE, NONE, False, "2 groups"),
     ),
     22.0,
@@ -244,6 +279,7 @@ def test_text() -> None:
     assert "0.03%" in lines[1]
     assert lines[2].rstrip().endswith("FP8")
     assert "not finite" in lines[2]
+    assert "50%" in lines[2]
     assert lines[3].endswith("wide: 2 groups")
     assert lines[-1] == (
         "output 22.0 dB with 2 of 3 layers in FP8; the lowest of a layer is not finite (c). dynamic scales"

@@ -51,6 +51,7 @@ def compare(
     variables: Mapping[str, Any] | None = None,
     state: Mapping[str, State] | None = None,
     calibration: Iterable[Any] | None = None,
+    loss: Callable[[Any], jax.Array] | None = None,
 ) -> Comparison:
     """Runs a model wide, and beside each of its layers the same layer in FP8, on the same operands.
 
@@ -68,6 +69,8 @@ def compare(
         state: of a function with delayed scaling.
         calibration: batches from which static scales come, and delayed ones where the model has no state yet; the batch
             itself if None, in which then nothing saturates.
+        loss: output → a number. With it, the gradients of the layers' outputs are looked at too, as FP8 training
+            quantizes them.
 
     Raises:
         ModelError: a calibrated module, whose weights are FP8 already; a Linen module without variables; no layer that
@@ -79,14 +82,22 @@ def compare(
         raise ModelError("the call runs no convolution and no dot that could be in FP8")
     plan, recipe = subject.plan(seen, recipe, filter)
     kept = {name: _why_wide(plan.get(name), each.layer) for name, each in seen.items()}
+    if loss is not None and recipe.scaling == "static":
+        raise ModelError("loss= is about gradients, and a model with static scales is not trained: leave it out")
     in_fp8 = {name: _InFp8(_operator(plan.get(name), name, recipe), each.lhs) for name, each in seen.items()}
-    sums = {name: np.zeros(_SUMS) for name in seen}
+    sums = {name: np.zeros(_FORWARD + _BACKWARD) for name in seen}
     arguments = arguments_of(batch)
-    wide = subject.run(
-        [_Compared(operator, functools.partial(_add, sums[name])) for name, operator in in_fp8.items()], arguments
-    )
+
+    def measured(zero: jax.Array) -> tuple[Any, Any]:
+        compared = [_Compared(operator, _Sums(sums[name]), zero) for name, operator in in_fp8.items()]
+        output = subject.run(compared, arguments)
+        return output if loss is None else loss(output), output
+
+    zero = jnp.zeros(())
+    _, wide = measured(zero) if loss is None else jax.grad(measured, has_aux=True)(zero)
     narrow = subject.run([operator for name, operator in in_fp8.items() if not kept[name]], arguments)
-    layers = tuple(_layer_error(each.layer, sums[name], kept[name]) for name, each in seen.items())
+    jax.effects_barrier()  # type: ignore[no-untyped-call]
+    layers = tuple(_layer_error(each.layer, sums[name], kept[name], loss is not None) for name, each in seen.items())
     return Comparison(layers, _output_snr(wide, narrow), str(recipe))
 
 
@@ -160,9 +171,7 @@ class _Subject:
             }
             every |= {operator.name: operator for operator in operators}
             model = self.framework.replaced(self.model, every, self.framework.states(self.model), {})
-        output = self.call(model, *batch)
-        jax.effects_barrier()  # type: ignore[no-untyped-call]
-        return output
+        return self.call(model, *batch)
 
 
 def _is_calibrated(model: Any, framework: Any) -> bool:
@@ -248,18 +257,39 @@ class _InFp8:
         elif isinstance(state, StaticScales):
             scales = state.lhs, state.rhs
         else:
-            amax = amax_of_all_examples if isinstance(self.operator, Train) and self.operator.across_vmap else amax_of
+            amax = _amax(self.operator)
             rule = ScaleRule(jnp.dtype(recipe.dtype), recipe.power_of_two)
             scales = rule.of_amax(amax(lhs))[1], rule.of_amax(amax(rhs))[1]
         return [*_counts(lhs, scales[0], recipe.dtype), *_counts(rhs, scales[1], recipe.dtype)]
 
 
 @dataclasses.dataclass(frozen=True)
+class _Sums:
+    """Adds what callbacks bring to the sums of a layer: `_FORWARD` of its call, then `_BACKWARD` of its gradient."""
+
+    sums: Any
+
+    def forward(self, found: Any) -> None:
+        self.sums[:_FORWARD] += np.asarray(found, np.float64)
+
+    def backward(self, found: Any) -> None:
+        self.sums[_FORWARD:] += np.asarray(found, np.float64)
+
+
+_FORWARD, _BACKWARD = 2 + 2 * 4, 4
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class _Compared:
-    """A layer as the wide model has it, which notes how far it is from the same in FP8."""
+    """A layer as the wide model has it, which notes how far it is from the same in FP8.
+
+    Attributes:
+        zero: whoever differentiates with respect to it has the gradient of the output noted too.
+    """
 
     in_fp8: _InFp8
-    note: Callable[[Any], None]
+    note: _Sums
+    zero: jax.Array
 
     @property
     def name(self) -> str:
@@ -269,22 +299,51 @@ class _Compared:
         return None
 
     def __call__(self, contraction: Contraction, lhs: jax.Array, rhs: jax.Array, state: State = None) -> jax.Array:
-        def compared(lhs: jax.Array, rhs: jax.Array, state: State) -> tuple[jax.Array, jax.Array]:
-            y = contraction.wide(lhs, rhs)
-            wide, narrow = y.astype(jnp.float32), self.in_fp8(contraction, lhs, rhs, state).astype(jnp.float32)
+        def compared(lhs: jax.Array, rhs: jax.Array, state: State) -> jax.Array:
+            wide = contraction.wide(lhs, rhs).astype(jnp.float32)
+            narrow = self.in_fp8(contraction, lhs, rhs, state).astype(jnp.float32)
             found = [jnp.sum(wide**2), jnp.sum((narrow - wide) ** 2), *self.in_fp8.shares(contraction, lhs, rhs, state)]
-            return y, jnp.stack([jnp.float32(value) for value in found])
+            return jnp.stack([jnp.float32(value) for value in found])
 
         # jit, because a model that is called as it stands would compile each of these operations.
-        found: jax.Array
-        y: jax.Array
-        y, found = jax.jit(compared)(lhs, rhs, state)
+        found: jax.Array = jax.jit(compared)(*jax.lax.stop_gradient((lhs, rhs, state)))
         # A callback, because what a transformation inside the model traces could not leave it otherwise.
-        jax.debug.callback(self.note, found)
-        return y
+        jax.debug.callback(self.note.forward, found)
+        scale = state.gradient.scale if isinstance(state, DelayedScaling) else None
+        return _noted(self, contraction.wide(lhs, rhs), self.zero, scale)
 
 
-_SUMS = 2 + 2 * 4
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _noted(layer: _Compared, y: jax.Array, zero: jax.Array, scale: jax.Array | None) -> jax.Array:
+    """y, whose gradient is noted on its way back; with a scale of its own where scaling is delayed."""
+    return y
+
+
+def _noted_forward(
+    layer: _Compared, y: jax.Array, zero: jax.Array, scale: jax.Array | None
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array | None]]:
+    return y, (zero, scale)
+
+
+def _noted_backward(
+    layer: _Compared, residuals: tuple[jax.Array, jax.Array | None], g: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    zero, scale = residuals
+    operator, recipe = layer.in_fp8.operator, layer.in_fp8.operator.recipe
+    if scale is None:
+        _, used = ScaleRule(jnp.dtype(recipe.gradient_dtype), recipe.power_of_two).of_amax(_amax(operator)(g))
+    else:
+        used = scale
+    counts = _counts(g, used, recipe.gradient_dtype)
+    jax.debug.callback(layer.note.backward, jnp.stack([jnp.float32(value) for value in counts]))
+    return g, jnp.zeros_like(zero), None if scale is None else jnp.zeros_like(scale)
+
+
+_noted.defvjp(_noted_forward, _noted_backward)
+
+
+def _amax(operator: Train | Infer) -> Callable[[jax.Array], jax.Array]:
+    return amax_of_all_examples if isinstance(operator, Train) and operator.across_vmap else amax_of
 
 
 def _counts(x: jax.Array, scale: Any, dtype: DTypeLike) -> Sequence[jax.Array]:
@@ -301,17 +360,14 @@ def _counts(x: jax.Array, scale: Any, dtype: DTypeLike) -> Sequence[jax.Array]:
     return [jnp.count_nonzero(each) for each in counted]
 
 
-def _add(sums: Any, found: Any) -> None:
-    sums += np.asarray(found, np.float64)
-
-
-def _layer_error(layer: Layer, sums: Any, kept: str) -> LayerError:
+def _layer_error(layer: Layer, sums: Any, kept: str, has_gradient: bool) -> LayerError:
     signal, noise, *counts = (float(value) for value in sums)
-    of_input, of_weight = (
+    of_input, of_weight, of_gradient = (
         TensorError(saturated / max(every, 1), zeros / max(others, 1))
-        for saturated, every, zeros, others in (counts[:4], counts[4:])
+        for saturated, every, zeros, others in (counts[:4], counts[4:8], counts[8:])
     )
-    return LayerError(layer.name, layer.kind, _snr(signal, noise), of_input, of_weight, not kept, kept)
+    gradient = of_gradient if has_gradient else None
+    return LayerError(layer.name, layer.kind, _snr(signal, noise), of_input, of_weight, not kept, kept, gradient)
 
 
 def _output_snr(wide: Any, narrow: Any) -> float:

@@ -12,7 +12,8 @@ from typing import Any
 from xla_fp8.models.errors import MissingPackageError
 from xla_fp8.report import style
 
-_HEADER = ("layer", "kind", "SNR", "input saturates", "underflows", "weight saturates", "underflows", "")
+_HEADER = ("layer", "kind", "SNR", "input saturates", "underflows", "weight saturates", "underflows")
+_GRADIENT = ("gradient saturates", "underflows")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +40,7 @@ class LayerError:
         input, weight: of the tensors that are quantized.
         is_fp8: whether the recipe takes the layer; the numbers are those of the layer in FP8 all the same.
         reason: why not.
+        gradient: of the output's gradient, where a loss was given.
     """
 
     name: str
@@ -48,6 +50,7 @@ class LayerError:
     weight: TensorError
     is_fp8: bool
     reason: str
+    gradient: TensorError | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +77,12 @@ class Comparison:
         worst = "".join(f"; the lowest of a layer is {_db(each.snr)} ({each.name})" for each in self.worst(1))
         return f"output {_db(self.output_snr)} with {taken} of {len(self.layers)} layers in FP8{worst}. {self.recipe}"
 
+    def _rows(self) -> list[tuple[str, ...]]:
+        """The header, then a row for each layer."""
+        has_gradient = any(layer.gradient is not None for layer in self.layers)
+        header = (*_HEADER, *(_GRADIENT if has_gradient else ()), "")
+        return [header, *(_cells(layer, has_gradient) for layer in self.layers)]
+
     def to_dict(self) -> dict[str, Any]:
         """The fields; what is not finite is None, which JSON can say."""
         layers = [dataclasses.asdict(layer) | {"snr": _finite(layer.snr)} for layer in self.layers]
@@ -84,21 +93,23 @@ class Comparison:
         return json.dumps(self.to_dict(), indent=2)
 
     def __str__(self) -> str:
-        rows = [_HEADER, *map(_cells, self.layers)]
+        rows = self._rows()
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         table = "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
         return f"{table}\n\n{self.summary}"
 
     def to_markdown(self) -> str:
         """The table for a pull request or an issue."""
-        rows = [_HEADER, ("---",) * len(_HEADER), *map(_cells, self.layers)]
+        header, *cells = self._rows()
+        rows = [header, ("---",) * len(header), *cells]
         return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows) + "\n"
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the table, a bar for each ratio."""
-        head = "".join(f"<th>{cell}</th>" for cell in _HEADER)
+        header, *cells = self._rows()
+        head = "".join(f"<th>{cell}</th>" for cell in header)
         largest = max((layer.snr for layer in self.layers if math.isfinite(layer.snr)), default=0.0)
-        rows = "".join(_html_row(layer, largest) for layer in self.layers)
+        rows = "".join(_html_row(layer, row, largest) for layer, row in zip(self.layers, cells, strict=True))
         return (
             f'<div class="xla-fp8">\n<style>{style.STYLE}</style>\n<p class="summary">{html.escape(self.summary)}</p>\n'
             f"<table><thead><tr>{head}</tr></thead>\n<tbody>{rows}</tbody></table>\n</div>\n"
@@ -159,25 +170,28 @@ def _db(value: float) -> str:
     return "not finite" if math.isnan(value) else "equal" if value == math.inf else f"{value:.1f} dB"
 
 
+_NOT_SEEN = (math.nan, math.nan)
+
+
 def _share(value: float) -> str:
-    return "0" if value == 0 else f"{100 * value:.2g}%"
+    return "-" if math.isnan(value) else "0" if value == 0 else f"{100 * value:.2g}%"
 
 
-def _cells(layer: LayerError) -> tuple[str, ...]:
-    shares = (layer.input.saturated, layer.input.underflowed, layer.weight.saturated, layer.weight.underflowed)
+def _cells(layer: LayerError, has_gradient: bool) -> tuple[str, ...]:
+    tensors = (layer.input, layer.weight, *((layer.gradient,) if has_gradient else ()))
     return (
         layer.name,
         layer.kind,
         _db(layer.snr),
-        *map(_share, shares),
+        *(_share(share) for each in tensors for share in (_NOT_SEEN if each is None else dataclasses.astuple(each))),
         "FP8" if layer.is_fp8 else f"wide: {layer.reason}",
     )
 
 
-def _html_row(layer: LayerError, largest: float) -> str:
-    name, kind, ratio, *rest = (html.escape(cell) for cell in _cells(layer))
+def _html_row(layer: LayerError, cells: Sequence[str], largest: float) -> str:
+    name, kind, ratio, *rest = map(html.escape, cells)
     width = 100 * max(layer.snr, 0) / largest if largest and math.isfinite(layer.snr) else 0
     bar = f'<span class="bar" style="width: {width:.0f}px"></span>'
-    cells = "".join(f"<td>{cell}</td>" for cell in rest)
+    others = "".join(f"<td>{cell}</td>" for cell in rest)
     status = "rewritten" if layer.is_fp8 else "other"
-    return f'<tr class="{status}"><td><code>{name}</code></td><td>{kind}</td><td>{bar} {ratio}</td>{cells}</tr>\n'
+    return f'<tr class="{status}"><td><code>{name}</code></td><td>{kind}</td><td>{bar} {ratio}</td>{others}</tr>\n'
