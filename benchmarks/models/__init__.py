@@ -10,6 +10,9 @@ A row is a network, a batch, inference or a training step, and a variant: `bf16`
 `dynamic`) with who compiles it: `xla` is `jax.jit`, `auto` and `mosaic` are `xla_fp8.jit` with that backend.
 
 All rows are compiled first, side by side; then, one at a time and nothing else running, each is timed and profiled.
-What is not compiled when that begins is given up. The files: `rows` → `programs` (with `recipes`) → `worker` (with
+What is not compiled when that begins is given up. Another run in the same folder does what is left. XLA takes some 20 s
+on one core to tune an FP8 convolution, of which a network has dozens: its FP8 is compiled at level 0 of autotuning, its
+first choice, unless `--xla-fp8-autotune 4` says otherwise; the table says which. With `--keep-autotune` XLA keeps what
+it found. The files: `rows` → `programs` (with `recipes`) → `worker` (with
 `timing`, `profile`) → `scheduler` → `table`.
 """

@@ -26,6 +26,7 @@ def main() -> None:
     parser.add_argument("--tune", action="store_true", help="xla_fp8 times its kernels' configs; else the first guess")
     parser.add_argument("--xla-autotune", type=int, default=4, help="XLA's level of autotuning, 0 to 4")
     parser.add_argument("--xla-fp8-autotune", type=int, default=0, help="of XLA's FP8: it takes 20 s a convolution")
+    parser.add_argument("--keep-autotune", action="store_true", help="XLA goes on tuning where an earlier run stopped")
     parser.add_argument("--tiny", action="store_true", help="small networks, to try it on any machine")
     parser.add_argument("--row", default="", help="of the worker")
     arguments = parser.parse_args()
@@ -51,6 +52,7 @@ def main() -> None:
             arguments.tune,
             arguments.xla_autotune,
             arguments.xla_fp8_autotune,
+            arguments.keep_autotune,
             arguments.tiny,
         )
         scheduler.Scheduler(settings, chosen).run()

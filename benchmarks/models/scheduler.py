@@ -31,6 +31,7 @@ class Settings:
         workers: how many rows compile at once.
         tune: whether `xla_fp8` times the configs of its kernels.
         autotune, fp8_autotune: XLA's levels of autotuning, of other rows and of those that XLA compiles in FP8.
+        keep_autotune: whether XLA keeps what it found for each convolution in a folder, for the next run.
     """
 
     out: Path
@@ -40,6 +41,7 @@ class Settings:
     tune: bool
     autotune: int
     fp8_autotune: int
+    keep_autotune: bool
     tiny: bool
 
     def about(self) -> dict[str, Any]:
@@ -60,6 +62,10 @@ class Settings:
         flags = os.environ.get("XLA_FLAGS", "")
         if not self.tiny:
             flags += f" --xla_gpu_autotune_level={self.level(row)}"
+        if self.keep_autotune:
+            folder = self.out / "autotune"
+            folder.mkdir(parents=True, exist_ok=True)
+            flags += f" --xla_gpu_per_fusion_autotune_cache_dir={folder}"
         return {
             **os.environ,
             "XLA_FLAGS": flags.strip(),
@@ -131,11 +137,16 @@ class Scheduler:
         self.began = time.monotonic()
         self.end = self.began + settings.seconds
         self.compile_end = self.began + settings.share * settings.seconds
-        self.waiting = collections.deque(rows)
         self.children: list[Child] = []
         path = settings.out / table.RESULTS
         self.content: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"about": {}, "rows": {}}
         self.content["about"] |= settings.about()
+        self.waiting = collections.deque(row for row in rows if not self.is_measured(row))
+
+    def is_measured(self, row: Row) -> bool:
+        """Whether an earlier run has it, compiled by an XLA that tuned as much."""
+        facts = self.content["rows"].get(row.name, {})
+        return "ms" in facts and facts.get("xla_autotune") == self.settings.level(row)
 
     def run(self) -> None:
         self.compile()
