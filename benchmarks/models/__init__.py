@@ -3,7 +3,7 @@
     python -m benchmarks.models run --seconds 540             every row, each in a process of its own
     python -m benchmarks.models run --only resnet50           rows whose name has one of these parts, by ";"
     python -m benchmarks.models run --variants bf16,auto      of these contestants alone
-    python -m benchmarks.models report                        the table of results.json, anywhere
+    python -m benchmarks.models report                        table and plot of results.json, anywhere
     ... --tiny                                                small networks, on any machine: does it work?
 
 A row is a network, a batch, inference or a training step, and a variant: `bf16`, or a recipe (`static`, `delayed`,
@@ -13,6 +13,7 @@ All rows are compiled first, side by side; then, one at a time and nothing else 
 What is not compiled when that begins is given up. Another run in the same folder does what is left. XLA takes some 20 s
 on one core to tune an FP8 convolution, of which a network has dozens: its FP8 is compiled at level 0 of autotuning, its
 first choice, unless `--xla-fp8-autotune 4` says otherwise; the table says which. With `--keep-autotune` XLA keeps what
-it found. The files: `rows` → `programs` (with `recipes`) → `worker` (with
-`timing`, `profile`) → `scheduler` → `table`.
+it found.
+
+The files: `rows` → `programs` (with `recipes`) → `worker` (with `timing`, `profile`) → `scheduler` → `table`, `plot`.
 """

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import benchmarks.models as package
-from benchmarks.models import rows, scheduler, table
+from benchmarks.models import plot, rows, scheduler, table
 
 
 def main() -> None:
@@ -60,6 +60,10 @@ def main() -> None:
         content = json.loads((out / table.RESULTS).read_text())
         table.write(out, content)
         print(table.render(content))
+        if arguments.phase == "report" and not plot.plot(
+            table.known(content["rows"]), content["rows"], out / "models.svg"
+        ):
+            print("no plot: no profiles, or matplotlib is not installed")
 
 
 if __name__ == "__main__":

@@ -28,10 +28,15 @@ def describe(facts: dict[str, Any]) -> str:
     return ", ".join(parts)
 
 
+def known(found: dict[str, Any]) -> list[Row]:
+    """The rows that results are of."""
+    return list({row.name: row for tiny in (False, True) for row in rows(tiny) if row.name in found}.values())
+
+
 def render(content: dict[str, Any]) -> str:
     """Both tables, of the rows that are there."""
     found: dict[str, Any] = content["rows"]
-    every = list({row.name: row for tiny in (False, True) for row in rows(tiny) if row.name in found}.values())
+    every = known(found)
     about = ", ".join(f"{name} {value}" for name, value in content["about"].items())
     return "\n".join([f"<!-- {about} -->", "", *_times(every, found), "", *_profile(every, found), ""])
 
