@@ -13,7 +13,8 @@ import pytest
 import xla_fp8
 
 NHWC = ("NHWC", "OHWI", "NHWC")
-CONV = "1:[f32]conv();2:[f32]scale(1);3:[f32]scale(2);4:[f32]bias(3);"
+SCALED = "1:[f32]conv();2:[f32]scale(1);3:[f32]scale(2);"
+CONV = f"{SCALED}4:[f32]bias(3);"
 Arrays = tuple[Any, ...]
 
 
@@ -100,6 +101,44 @@ def test_a_given_scale_with_the_amax_of_the_same_tensor(arrays: Arrays) -> None:
     found = graphs(function, x, w1, w2, bias, jnp.float32(0.02))
     assert found == [
         f"{CONV}5:[f32]gelu_tanh(4);6:[f8e4m3fn]scale(5);7:[f32]amax(5);",
-        "1:[f32]conv();2:[f32]scale(1);3:[f32]scale(2);4:[f8e4m3fn]scale(3);",
+        f"{SCALED}4:[f8e4m3fn]scale(3);",
     ]
     close(function, x, w1, w2, bias, jnp.float32(0.02))
+
+
+def test_a_flax_model_that_was_calibrated_hands_fp8_from_layer_to_layer() -> None:
+    """Convolution, batch norm, relu, and the sum of a block: all that there is between two of them."""
+    nnx = pytest.importorskip("flax.nnx", reason="pip install '.[flax]'")
+
+    class Block(nnx.Module):  # type: ignore[misc, name-defined]
+        def __init__(self, rngs: Any) -> None:
+            sizes = (1, 3, 1)
+            self.convs = nnx.List([nnx.Conv(16, 16, (s, s), use_bias=False, rngs=rngs) for s in sizes])
+            self.norms = nnx.List([nnx.BatchNorm(16, use_running_average=True, rngs=rngs) for _ in sizes])
+
+        def __call__(self, x: jax.Array) -> jax.Array:
+            y = x
+            for number, (conv, norm) in enumerate(zip(self.convs, self.norms, strict=True)):
+                y = norm(conv(y))
+                y = jax.nn.relu(y + x if number == 2 else y)
+            return y
+
+    model = nnx.Sequential(Block(nnx.Rngs(0)), Block(nnx.Rngs(1)))
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 8, 8, 16)), jnp.float32)
+    recipe = xla_fp8.Recipe("static", min_flops=0, keep_first=0, keep_last=0)
+    definition, state = nnx.split(xla_fp8.calibrate(model, [x], recipe))
+
+    def function(state: Any, x: jax.Array) -> jax.Array:
+        result: jax.Array = nnx.merge(definition, state)(x)
+        return result
+
+    norm = "4:[f32]bias(3);5:[f32]channel_scale(4);6:[f32]bias(5);"
+    inner = f"{SCALED}{norm}7:[f32]relu(6);8:[f8e4m3fn]scale(7);"
+    last = f"{SCALED}{norm}7:[f32]add(6);8:[f32]relu(7);"
+    assert graphs(function, state, x) == [
+        *[inner] * 2,
+        last + "9:[f8e4m3fn]scale(8);10:[f32]copy(8);",
+        *[inner] * 2,
+        last,
+    ]
+    close(function, state, x)
