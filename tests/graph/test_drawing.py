@@ -9,6 +9,7 @@ import pytest
 
 from xla_fp8 import hlo
 from xla_fp8.graph import GraphError, draw, graph_of
+from xla_fp8.graph.pictures import Before
 
 BEFORE = """
 HloModule m
@@ -144,6 +145,14 @@ def _chained(layer: str) -> str:
     layers = layer.format(i="a", x="x") + layer.format(i="b", x=f"{result}.a")
     parameters = "x = f8e4m3fn[4,2,16] parameter(0)\n  w = f8e4m3fn[1,16,16] parameter(1)"
     return f"HloModule m\n\nENTRY main {{\n  {parameters}{layers}  ROOT r = f32[4,2,16] convert({result}.b)\n}}\n"
+
+
+def test_of_what_stands_above_other_users_are_not_drawn() -> None:
+    others = "".join(f"  other.{i} = f32[1,8,8,16] negate(x_wide)\n" for i in range(9))
+    module = hlo.parse(BEFORE.replace("  root_mean", f"{others}  root_mean"))
+    flow = Before(module, module).around(module.entry.instruction("conv"))
+    assert {"%conv", "%x_wide", "%w_wide", "%y", "%s_all", "%size"} <= set(flow.boxes)
+    assert not any(title.startswith("%other") for title in flow.boxes)
 
 
 def test_dot_says_every_box_and_arrow() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import itertools
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Collection, Container, Iterable, Iterator
 from typing import Literal
 
 from xla_fp8.graph.custom_call import graph_of
@@ -126,6 +126,18 @@ def _node_title(node: Node) -> str:
     return f"#{node.uid} {node.op}"
 
 
+@dataclasses.dataclass(frozen=True)
+class _Region:
+    """Instructions to be drawn.
+
+    Attributes:
+        below: those of them whose users outside are drawn too; others, a scale say, may have very many.
+    """
+
+    inside: Collection[HloInstruction]
+    below: Container[HloInstruction]
+
+
 class Before:
     """The module before, as pictures show it: what is gone around a convolution, or what stands around it.
 
@@ -139,6 +151,7 @@ class Before:
         kept = {(i.name, i.opcode) for c in after.computations for i in c}
         self._order = {i: position for position, i in enumerate(i for c in before.computations for i in c)}
         self._gone = {i for i in self._order if (i.name, i.opcode) not in kept}
+        self._arrays = {i for i in self._order if i.has_shape and not i.shape.is_scalar}
 
     def replaced_by(self, calls: Iterable[HloInstruction]) -> Iterator[Flow | None]:
         """The flow that each call replaced; None where no convolution that is gone fits."""
@@ -154,16 +167,17 @@ class Before:
         """What was replaced with `instruction`; where it is still there, what stands near it."""
         return self._flow(self._replaced(instruction) if instruction in self._gone else self._near(instruction))
 
-    def _replaced(self, start: HloInstruction) -> set[HloInstruction]:
+    def _replaced(self, start: HloInstruction) -> _Region:
         """What is gone around the convolution: down to the next FP8 values or convolutions, then up from all of it."""
-        region = self._walk({start: None}, self._gone, _MOST_REPLACED, down=True)
-        return set(self._walk(region, self._gone, _MOST_REPLACED, down=False))
+        below = self._walk({start: None}, self._gone, _MOST_REPLACED, down=True)
+        return _Region(self._walk(below, self._gone, _MOST_REPLACED, down=False), below)
 
-    def _near(self, start: HloInstruction) -> set[HloInstruction]:
-        """Up to the FP8 values, convolutions and parameters that it comes from, and down as far, within a limit."""
-        up = self._walk({start: None}, self._order, _MOST_NEAR // 2, down=False)
-        down = self._walk({start: None}, self._order, _MOST_NEAR // 2, down=True)
-        return {i for i in {**up, **down} if i is start or i.opcode not in _ENDS}
+    def _near(self, start: HloInstruction) -> _Region:
+        """Up to the FP8 values, convolutions, parameters and scalars that it comes from, and down as far."""
+        above = self._walk({start: None}, self._arrays, _MOST_NEAR // 2, down=False)
+        below = self._walk({start: None}, self._arrays, _MOST_NEAR // 2, down=True)
+        inside = dict.fromkeys(i for i in {**above, **below} if i is start or i.opcode not in _ENDS)
+        return _Region(inside, below)
 
     def _walk(
         self, start: dict[HloInstruction, None], within: Container[HloInstruction], most: int, *, down: bool
@@ -181,21 +195,21 @@ class Before:
                     todo.append(other)
         return found
 
-    def _flow(self, region: set[HloInstruction]) -> Flow:
-        flow, inside = Flow(), sorted(region, key=self._order.__getitem__)
+    def _flow(self, region: _Region) -> Flow:
+        flow, inside = Flow(), sorted(region.inside, key=self._order.__getitem__)
         for instruction in self._boundary(region):
             flow.box(instruction_box(instruction, "operand"))
         for instruction in inside:
             flow.box(instruction_box(instruction, "instruction"), [f"%{o.name}" for o in instruction.operands])
-        for instruction in inside:
+        for instruction in (i for i in inside if i in region.below):
             for user in instruction.users:
-                if user not in region:
+                if user not in region.inside:
                     flow.arrows.append((f"%{instruction.name}", flow.box(instruction_box(user, "user"))))
         return flow
 
-    def _boundary(self, region: set[HloInstruction]) -> list[HloInstruction]:
+    def _boundary(self, region: _Region) -> list[HloInstruction]:
         """The operands of the region, in module order."""
-        outside = {operand for instruction in region for operand in instruction.operands if operand not in region}
+        outside = {o for instruction in region.inside for o in instruction.operands if o not in region.inside}
         return sorted(outside, key=self._order.__getitem__)
 
 

@@ -79,13 +79,18 @@ class Pictures:
                 flow.box(
                     Box(
                         titles[number],
-                        self._entries[number].source or self._entries[number].op,
+                        _short(self._entries[number]),
                         kinds[number],
                         self._own[number],
                     )
                 )
         flow.arrows += [(names[a], names[b]) for a, b in edges(self._modules.before, self._own.values())]
         return flow
+
+
+def _short(entry: Entry) -> str:
+    """The source line without its folders."""
+    return entry.source.rpartition("/")[2] if entry.source else entry.op
 
 
 def entries_of(report: Report) -> list[tuple[Entry, BoxKind]]:

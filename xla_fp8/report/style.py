@@ -106,6 +106,10 @@ SCRIPT = """
     panel.hidden = false;
   });
   part("close").addEventListener("click", close);
+  for (const overview of document.querySelectorAll(".overview")) {
+    const first = overview.querySelector("rect").getBoundingClientRect();
+    overview.scrollLeft = first.x + first.width / 2 - overview.getBoundingClientRect().x - overview.clientWidth / 2;
+  }
   document.addEventListener("keydown", (event) => { if (event.key === "Escape") close(); });
 })();
 """
