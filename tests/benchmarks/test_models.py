@@ -26,7 +26,7 @@ def bench() -> Any:
     """The modules of the package, which is not installed."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(ROOT))
-        names = ("rows", "table", "profile", "programs", "recipes", "worker")
+        names = ("rows", "table", "plot", "profile", "programs")
         return SimpleNamespace(**{name: importlib.import_module(f"benchmarks.models.{name}") for name in names})
 
 
@@ -120,6 +120,20 @@ def test_table(bench: Any) -> None:
     assert "| resnet50 inference 64 | static/auto | 0.80 | 2.50x | 2.00x | 1.00 | 4 | 3.0 | level 0 |  |" in lines
     assert any(line.startswith("| unet inference 2 | bf16 | - |") and "not compiled in time" in line for line in lines)
     assert "| resnet50 inference 64 bf16 | 1.50 | 0.50 | 2.00 |" in lines
+
+
+def test_plot(bench: Any, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    facts = {"ms": 2.0, "profile": {"ms": {"convolution": 1.5, "quantization": 0.5}}}
+    found = {"resnet50 inference 64 bf16": facts, "resnet50 inference 64 static/auto": facts | {"ms": 1.0}}
+    path = tmp_path / "models.svg"
+    rows = [row for row in bench.rows.rows() if row.model == "resnet50"]
+    assert bench.plot.plot(rows, found, path)
+    drawn = path.read_text()
+    assert "1.00 ms, 2.00x" in drawn
+    assert "resnet50 inference 64 static/auto" in drawn
+    assert "training" not in drawn, "what was not measured"
+    assert not bench.plot.plot(rows, {}, path)
 
 
 @pytest.mark.parametrize("variant", ["static/auto", "static/xla"])
