@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from xla_fp8 import hlo, passes
-from xla_fp8.report import Modules
+from xla_fp8.report import Entry, Modules, Report
 
 Browse = Callable[[str, str], dict[str, Any]]
 
@@ -129,6 +129,27 @@ def test_every_box_can_be_hit_where_it_is_drawn(browse: Browse, explained) -> No
     )
     assert found["missed"] == []
     assert found["hit"] > 20
+
+
+def test_two_outputs_of_a_notebook_lead_to_their_own_lines(browse: Browse, explained) -> None:
+    other = Report(refused=[Entry("other", "convolution", f"{explained.source}:8")])
+    found = browse(
+        f"<html><head></head><body>{explained.report._repr_html_()}{other._repr_html_()}</body></html>",
+        """
+        found.lines = [...document.querySelectorAll(".where a")].map((link) => {
+          click(link);
+          const line = document.querySelector("span:target");
+          return [link.textContent, line.textContent, line.closest(".xla-fp8") === link.closest(".xla-fp8")];
+        });
+        """,
+    )
+    assert [line[1] for line in found["lines"]] == [
+        "8    return conv(s, w)",
+        "5    y = conv(x, w)",
+        "8    return conv(s, w)",
+        "8    return conv(s, w)",
+    ]
+    assert all(is_own for *_, is_own in found["lines"])
 
 
 def test_a_network_opens_and_answers_clicks(browse: Browse) -> None:
