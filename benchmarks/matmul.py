@@ -1,30 +1,42 @@
 """FP8 matmuls on a Hopper GPU: XLA in bf16, XLA given FP8 as users write it, and what this project makes of that.
 
-    python -m benchmarks.matmul --seconds 60 --out build/matmul
+    python -m benchmarks.matmul --seconds 80 --workers 12 --out build/matmul
     python -m benchmarks.matmul --table build/matmul/results.json
 
 A row is y[M, N] = x[M, K] w[N, K]ᵀ in one of several spellings. Contestants:
 
     bf16     the same matmul and activation in bf16, without scales, amax and cast
     xla      the spelling, compiled by XLA alone
-    ours     the spelling through `xla_fp8.rewrite` with gemm-rewriter, then XLA
+    ours     the spelling through `xla_fp8.jit` with gemm-rewriter, then XLA
     mosaic   the same arithmetic in this project's kernel, as a 1x1 convolution
 
 Each multiplies several x by one w in one jit; times are taken as `benchmarks.conv.timing` does. "error" is the norm of
 the difference to f32 arithmetic over the norm, of the first result.
+
+XLA takes seconds to tune a matmul, so each program is compiled by a process of its own, several at a time. As soon as
+all programs of a row exist, it is measured, and whatever still compiles stands still meanwhile. What XLA tunes while
+others tune it may choose less well than alone.
 """
 
 from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import contextlib
 import dataclasses
 import datetime
 import functools
 import json
 import math
+import os
+import pickle
+import re
+import signal
+import subprocess
+import sys
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -33,9 +45,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.experimental import serialize_executable
 
 import xla_fp8
-from benchmarks.conv.timing import Contestant, Timing, copy_bandwidth, short, time_in_turn
+from benchmarks.conv.timing import Contestant, Timing, short, time_in_turn
 from xla_fp8.backends.example_calls import graph_call
 from xla_fp8.backends.mosaic.backend import MosaicBackend
 from xla_fp8.target import GraphCall, Target
@@ -46,6 +59,7 @@ TARGET = Target.parse("h200")
 E4M3, BF16, F32 = jnp.float8_e4m3fn, jnp.bfloat16, jnp.float32
 _POOL = 1 << 22
 _MOST_BYTES = 2**31  # of all x of a program
+_LONGER = 1.15  # times the seconds: until then rows are measured whose programs are not all there
 
 
 def _dot(x: jax.Array, w: jax.Array) -> jax.Array:
@@ -176,18 +190,24 @@ SHAPES: Mapping[tuple[int, int, int], str] = MappingProxyType(
 )
 """M, N, K of layers; tokens or pixels are M."""
 
-_FEW = ((8192, 8192, 8192), (4096, 14336, 4096), (131072, 256, 2304), (1024, 1024, 1024))
-_COMMON = ("bf16 out", "fp8 out, amax")
+_MLP = (4096, 14336, 4096)
+_FEW = ((8192, 8192, 8192), _MLP, (131072, 256, 2304), (1024, 1024, 1024), (4096, 4096, 14336), (131072, 256, 256))
 
 
 def _rows() -> tuple[Row, ...]:
-    common = [Row(*shape, spelling, what) for spelling in _COMMON for shape, what in SHAPES.items()]
-    others = [Row(*shape, name, SHAPES[shape]) for name in SPELLINGS if name not in _COMMON for shape in _FEW]
-    return (*common, *others)
+    first = [(shape, "bf16 out") for shape in _FEW]
+    of_one_shape = [(_MLP, spelling) for spelling in reversed(SPELLINGS)]
+    amax = [(shape, "fp8 out, amax") for shape in _FEW]
+    rest = [(shape, spelling) for spelling in SPELLINGS for shape in SHAPES]
+    wanted = dict.fromkeys([*first, *of_one_shape, *amax, *rest])
+    return tuple(Row(*shape, spelling, SHAPES[shape]) for shape, spelling in wanted)
 
 
 ROWS = _rows()
 """The most wanted first, for a run that ends early."""
+
+_USUAL = 15
+"""Of these rows the first are measured unless others are named: six shapes, and all spellings of one of them."""
 
 TINY = tuple(Row(64, 32, 48, spelling, "tiny") for spelling in SPELLINGS)
 CONTESTANTS = ("bf16", "xla", "ours", "mosaic")
@@ -201,7 +221,7 @@ def function(row: Row, contestant: str) -> Callable[..., Any]:
     if contestant == "xla":
         return spelling.fp8
     if contestant == "ours":
-        rewritten: Callable[..., Any] = xla_fp8.rewrite(spelling.fp8, passes=PASSES, target=TARGET)
+        rewritten: Callable[..., Any] = xla_fp8.jit(spelling.fp8, passes=PASSES, target=TARGET)
         return rewritten
     backend = MosaicBackend()
     if not (verdict := backend.supports(row.call, TARGET)).ok:
@@ -260,7 +280,96 @@ def _error(found: jax.Array, expected: jax.Array) -> jax.Array:
     return jnp.linalg.norm(difference) / jnp.linalg.norm(expected)
 
 
-def measure(row: Row, executables: Mapping[str, Any]) -> dict[str, Any]:
+Program = tuple[Row, str]
+"""A row and a contestant."""
+
+
+def compile_into(path: Path, row: Row, contestant: str) -> None:
+    """Writes the executable as another process can load it, or why there is none."""
+    try:
+        found: Any = serialize_executable.serialize(lowered(row, contestant).compile())
+    except Exception as error:
+        found = short(error)
+    unfinished = path.with_suffix(".tmp")
+    unfinished.write_bytes(pickle.dumps(found))
+    unfinished.rename(path)
+
+
+class Compilation:
+    """Processes that compile one program each, in the order of the rows, several at a time.
+
+    Args:
+        arguments: of this module, so that the processes know the same rows.
+    """
+
+    def __init__(self, rows: Sequence[Row], out: Path, workers: int, arguments: Sequence[str]) -> None:
+        self._out, self._arguments = out, arguments
+        self._running: dict[Program, subprocess.Popen[bytes]] = {}
+        self._starting = threading.Lock()
+        self._ended = False
+        self._pool = concurrent.futures.ThreadPoolExecutor(workers)
+        # Of one shape and activation all spellings have the same program in bf16.
+        self._same: dict[Program, Program] = {}
+        made: dict[Any, Program] = {}
+        for row in rows:
+            relu = "relu" in row.spelling
+            for name in CONTESTANTS:
+                key = (row.m, row.n, row.k, relu) if name == "bf16" else (row, name)
+                self._same[row, name] = made.setdefault(key, (row, name))
+        self._futures = {
+            program: self._pool.submit(self._compile, number, program) for number, program in enumerate(made.values())
+        }
+
+    def _compile(self, number: int, program: Program) -> Any:
+        """A serialized executable, or an error as text."""
+        row, contestant = program
+        path = self._out / f"{number}.program"
+        path.unlink(missing_ok=True)
+        command = [sys.executable, "-P", "-m", "benchmarks.matmul", *self._arguments]
+        command += ["--compile", row.name, contestant, str(path)]
+        with self._starting:
+            if self._ended:
+                return "not compiled in time"
+            log = (self._out / "compile.log").open("ab")
+            # A process takes only the device memory it needs: there are several.
+            variables = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+            self._running[program] = process = subprocess.Popen(command, stdout=log, stderr=log, env=variables)
+        start = time.monotonic()
+        code = process.wait()
+        with self._starting:
+            del self._running[program]
+        if not path.exists():
+            return "not compiled in time" if self._ended else f"the process that compiled it ended with {code}"
+        print(f"  compiled in {time.monotonic() - start:.0f} s: {row.name}, {contestant}", flush=True)
+        return pickle.loads(path.read_bytes())
+
+    def of(self, row: Row) -> dict[str, concurrent.futures.Future[Any]]:
+        """The programs of a row, by contestant."""
+        return {name: self._futures[self._same[row, name]] for name in CONTESTANTS}
+
+    @contextlib.contextmanager
+    def paused(self) -> Generator[None]:
+        """Nothing is compiled and tuned meanwhile."""
+        with self._starting:
+            for process in self._running.values():
+                process.send_signal(signal.SIGSTOP)
+            time.sleep(0.1)  # until the device has done what they launched
+            try:
+                yield
+            finally:
+                for process in self._running.values():
+                    process.send_signal(signal.SIGCONT)
+
+    def end(self) -> None:
+        """Ends what still compiles."""
+        with self._starting:
+            self._ended = True
+            for process in self._running.values():
+                process.kill()
+        self._pool.shutdown()
+
+
+def measure(row: Row, executables: Mapping[str, Any], compilation: Compilation) -> dict[str, Any]:
     """Checks and times all contestants of a row."""
     arguments = {kind: inputs(row, kind) for kind in ("bf16", "fp8")}
     entry: dict[str, Any] = {"row": row.name, "what": row.what, "flops": row.flops, "contestants": {}}
@@ -279,25 +388,14 @@ def measure(row: Row, executables: Mapping[str, Any]) -> dict[str, Any]:
             contestants[name] = Contestant(executable, given, row.calls)
         except Exception as error:
             found[name] = {"error": short(error)}
-    for name, timing in time_in_turn(contestants, ROUNDS).items():
+    with compilation.paused():
+        timings = time_in_turn(contestants, ROUNDS)
+    for name, timing in timings.items():
         if isinstance(timing, Timing):
             found[name] |= {"us": timing.us, "spread": timing.spread, "host_bound": timing.host_bound}
         else:
             found[name]["error"] = timing
     return entry
-
-
-def compile_all(rows: Sequence[Row], threads: int) -> dict[tuple[Row, str], Any]:
-    """Futures of executables, or of errors as text; started in order."""
-
-    def compiled(row: Row, contestant: str) -> Any:
-        try:
-            return lowered(row, contestant).compile()
-        except Exception as error:
-            return short(error)
-
-    pool = concurrent.futures.ThreadPoolExecutor(threads)
-    return {(row, name): pool.submit(compiled, row, name) for row in rows for name in CONTESTANTS}
 
 
 def print_row(entry: Mapping[str, Any]) -> None:
@@ -329,53 +427,72 @@ def table(results: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def run(rows: Sequence[Row], seconds: float, threads: int, out: Path) -> None:
+def run(rows: Sequence[Row], seconds: float, workers: int, out: Path, arguments: Sequence[str] = ()) -> None:
+    """Measures what is compiled within the seconds, most wanted first; then rows of which some programs are missing."""
     start = time.monotonic()
-    futures = compile_all(rows, threads)
-    # XLA times kernels while it compiles, so that nothing is measured beside it; but not for longer than half the time.
-    concurrent.futures.wait(futures.values(), timeout=seconds / 2)
-    for future in futures.values():
-        future.cancel()
-    ready = [row for row in rows if all(futures[row, name].done() for name in CONTESTANTS)]
-    ready = [row for row in ready if not any(futures[row, name].cancelled() for name in CONTESTANTS)]
-    concurrent.futures.wait([future for future in futures.values() if future.running()])
-    print(f"{len(ready)} of {len(rows)} rows compiled in {time.monotonic() - start:.0f} s", flush=True)
+    out.mkdir(parents=True, exist_ok=True)
+    compilation = Compilation(rows, out, workers, arguments)
     device = jax.devices()[0]
     results: dict[str, Any] = {
         "device": device.device_kind,
         "jax": jax.__version__,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "copy_bandwidth": copy_bandwidth(),
         "rows": [],
     }
-    out.mkdir(parents=True, exist_ok=True)
-    for row in ready:
-        if time.monotonic() - start > seconds:
-            print(f"not measured, the {seconds:g} seconds are over: {row.name}")
-            continue
+
+    def take(row: Row) -> None:
         try:
-            entry = measure(row, {name: futures[row, name].result() for name in CONTESTANTS})
+            entry = measure(row, {name: _loaded(future) for name, future in compilation.of(row).items()}, compilation)
         except Exception as error:
-            print(f"{row.name}: {short(error)}")
-            continue
+            print(f"{row.name}: {short(error)}", flush=True)
+            return
         print_row(entry)
         results["rows"].append(entry)
         (out / "results.json").write_text(json.dumps(results, indent=1))
+
+    left = list(rows)
+    while left and time.monotonic() - start < seconds:
+        ready = next((row for row in left if all(future.done() for future in compilation.of(row).values())), None)
+        if ready is None:
+            time.sleep(0.05)
+            continue
+        take(ready)
+        left.remove(ready)
+    compilation.end()
+    for row in left:
+        if time.monotonic() - start > seconds * _LONGER:
+            print(f"not measured: {row.name}")
+        elif sum(not isinstance(future.result(), str) for future in compilation.of(row).values()) >= 2:
+            take(row)
     print(f"\n{time.monotonic() - start:.0f} s")
+
+
+def _loaded(future: concurrent.futures.Future[Any]) -> Any:
+    """An executable that can be called, or an error as text."""
+    found = future.result()
+    return found if isinstance(found, str) else serialize_executable.deserialize_and_load(*found)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("build/matmul"), help="folder of results.json")
-    parser.add_argument("--seconds", type=float, default=120, help="no row is started later")
-    parser.add_argument("--threads", type=int, default=8, help="that compile")
+    parser.add_argument("--seconds", type=float, default=120, help="no program is waited for longer")
+    parser.add_argument("--workers", type=int, default=8, help="processes that compile")
+    parser.add_argument("--only", help="rows whose names match this regular expression, in place of the usual ones")
     parser.add_argument("--tiny", action="store_true", help="small matrices: to try it on any machine")
     parser.add_argument("--table", type=Path, metavar="RESULTS", help="only print results in Markdown")
+    parser.add_argument("--compile", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.table:
         print(table(json.loads(arguments.table.read_text())))
         return
-    run(TINY if arguments.tiny else ROWS, arguments.seconds, arguments.threads, arguments.out)
+    rows = TINY if arguments.tiny else ROWS
+    if arguments.compile:
+        name, contestant, path = arguments.compile
+        compile_into(Path(path), next(row for row in rows if row.name == name), contestant)
+        return
+    chosen = [row for row in rows if re.search(arguments.only, row.name)] if arguments.only else rows[:_USUAL]
+    run(chosen, arguments.seconds, arguments.workers, arguments.out, ["--tiny"] if arguments.tiny else [])
 
 
 if __name__ == "__main__":
