@@ -136,24 +136,28 @@ def _apply(row: Row, network: ModuleType, config: Any, params: Any, inputs: Any,
 
 
 def _inference(row: Row, network: ModuleType, params: Any, config: Any, tiny: bool) -> Program:
-    """Filters and matrices are stored in the type that is computed in."""
+    """Filters and matrices are stored in the type that is computed in, and are arguments. Vectors and scales are closed
+    over, as a served network may: what depends on them alone XLA computes when it compiles."""
     scales: dict[str, Any] = {}
 
     def stored(path: Any, leaf: Any) -> Any:
         if not isinstance(leaf, Random):
             return leaf
         name = layer_at(path)
-        is_fp8 = len(leaf.shape) > 1 and row.recipe != "bf16" and not is_high(name)
-        if is_fp8:
-            scales[name] = np.float32(recipes.AMAX / 448)
-        return dataclasses.replace(leaf, dtype=E4M3 if is_fp8 else jnp.bfloat16)
+        if row.recipe == "bf16" or is_high(name):
+            return dataclasses.replace(leaf, dtype=jnp.bfloat16)
+        scales[name] = np.float32(recipes.AMAX / 448)
+        return dataclasses.replace(leaf, dtype=E4M3)
+
+    leaves, tree = jax.tree.flatten(jax.tree_util.tree_map_with_path(stored, params))
 
     def function(state: Any, inputs: Any) -> Any:
-        params, scales = state
+        matrices = iter(state)
+        merged = [next(matrices) if isinstance(leaf, Random) else leaf for leaf in leaves]
         ops = PLAIN if row.recipe == "bf16" else static(scales)
-        return state, _apply(row, network, config, params, inputs, ops)
+        return state, _apply(row, network, config, jax.tree.unflatten(tree, merged), inputs, ops)
 
-    state = jax.tree_util.tree_map_with_path(stored, params), scales
+    state = [leaf for leaf in leaves if isinstance(leaf, Random)]
     return Program(function, state, _inputs(row, config), row.compiler)
 
 
