@@ -36,7 +36,7 @@ class Net(nnx.Module):
 
 @pytest.fixture(scope="module")
 def net() -> Net:
-    return Net(nnx.Rngs(0))
+    return nnx.jit(lambda: Net(nnx.Rngs(0)))()
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +132,9 @@ def test_the_model_given_stays_and_a_converted_one_is_converted_anew(net: Net, d
 
 
 def test_a_checkpoint_of_parameters_loads_into_the_converted_model(net: Net, delayed: Net, x: jax.Array) -> None:
-    other = xla_fp8.convert(Net(nnx.Rngs(1)), dataclasses.replace(ANY_SIZE, scaling="delayed"), example=x)
+    other = xla_fp8.convert(
+        jax.tree.map(jnp.zeros_like, net), dataclasses.replace(ANY_SIZE, scaling="delayed"), example=x
+    )
     nnx.update(other, nnx.state(net, nnx.Param))
     assert jnp.array_equal(run(other, x), run(delayed, x))
 
@@ -187,10 +189,10 @@ def test_layers_that_are_not_the_libraries_own_stay(x: jax.Array) -> None:
     class Other(nnx.Module):
         def __init__(self, rngs: nnx.Rngs) -> None:
             self.own = nnx.Conv(
-                16, 16, (3, 3), conv_general_dilated=lambda *a, **k: jax.lax.conv_general_dilated(*a, **k), rngs=rngs
+                16, 16, (1, 1), conv_general_dilated=lambda *a, **k: jax.lax.conv_general_dilated(*a, **k), rngs=rngs
             )
-            self.masked = nnx.Conv(16, 16, (3, 3), mask=jnp.ones((3, 3, 16, 16)), rngs=rngs)
-            self.up = nnx.ConvTranspose(16, 16, (2, 2), (2, 2), rngs=rngs)
+            self.masked = nnx.Conv(16, 16, (1, 1), mask=np.ones((1, 1, 16, 16)), rngs=rngs)
+            self.up = nnx.ConvTranspose(16, 16, (1, 1), rngs=rngs)
 
         def __call__(self, x: jax.Array) -> jax.Array:
             return self.up(self.masked(self.own(x)))

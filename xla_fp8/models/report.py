@@ -55,7 +55,7 @@ class ConversionReport:
     @property
     def summary(self) -> str:
         share = "" if self.fp8_share is None else f"; {self.fp8_share:.1%} of the arithmetic is in FP8"
-        return f"{len(self.converted)} layers in FP8, {len(self.kept)} wide{share}"
+        return f"{len(self.converted)} in FP8, {len(self.kept)} wide{share}"
 
     def __str__(self) -> str:
         rows = [
