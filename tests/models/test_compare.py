@@ -94,6 +94,20 @@ def test_gradients_are_those_of_the_loss() -> None:
     assert 0.4 < second.gradient.underflowed < 0.6
 
 
+def test_a_layer_in_a_loop_counts_in_every_round() -> None:
+    def looped(x: jax.Array, w: jax.Array) -> jax.Array:
+        return lax.scan(lambda c, _: (jnp.tanh(c @ w), None), x, None, length=3)[0]
+
+    x, w = normal(32, 32), normal(32, 32, seed=1)
+    (layer,) = xla_fp8.compare(looped, (x, w), xla_fp8.Recipe(**ALL), loss=jnp.sum).layers
+    wide, narrow, c = [], [], x
+    for _ in range(3):
+        wide, narrow = [*wide, c @ w], [*narrow, xla_fp8.fp8_dot(c, w)]
+        c = jnp.tanh(wide[-1])
+    assert layer.snr == pytest.approx(snr(wide, narrow), abs=0.02)
+    assert layer.gradient is not None
+
+
 def test_without_a_loss_there_are_no_gradients() -> None:
     comparison = xla_fp8.compare(network, (X, W1, W2), xla_fp8.Recipe(**ALL))
     assert {layer.gradient for layer in comparison.layers} == {None}

@@ -88,13 +88,20 @@ def compare(
     sums = {name: np.zeros(_FORWARD + _BACKWARD) for name in seen}
     arguments = arguments_of(batch)
 
-    def measured(zero: jax.Array) -> tuple[Any, Any]:
+    leaves, tree = jax.tree.flatten(arguments)
+    is_float = [jnp.issubdtype(jnp.result_type(leaf), jnp.floating) for leaf in leaves]
+
+    def measured(zero: jax.Array, floats: Sequence[jax.Array]) -> tuple[Any, Any]:
+        remaining = iter(floats)
+        batch = jax.tree.unflatten(tree, [next(remaining) if f else x for x, f in zip(leaves, is_float, strict=True)])
         compared = [_Compared(operator, _Sums(sums[name]), zero) for name, operator in in_fp8.items()]
-        output = subject.run(compared, arguments)
+        output = subject.run(compared, batch)
         return output if loss is None else loss(output), output
 
-    zero = jnp.zeros(())
-    _, wide = measured(zero) if loss is None else jax.grad(measured, has_aux=True)(zero)
+    if loss is not None:
+        # A module's weights are not at hand. A function's are arguments, and its loops take nothing else.
+        measured = jax.grad(measured, argnums=1 if subject.framework is None else 0, has_aux=True)
+    _, wide = measured(jnp.zeros(()), [leaf for leaf, f in zip(leaves, is_float, strict=True) if f])
     narrow = subject.run([operator for name, operator in in_fp8.items() if not kept[name]], arguments)
     jax.effects_barrier()  # type: ignore[no-untyped-call]
     layers = tuple(_layer_error(each.layer, sums[name], kept[name], loss is not None) for name, each in seen.items())
