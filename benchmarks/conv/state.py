@@ -74,7 +74,7 @@ def write(path: Path, content: Any) -> None:
 
 @contextlib.contextmanager
 def alone(out: Path, gpu: object) -> Iterator[None]:
-    """No other process of this benchmark uses the GPU meanwhile, but to load programs."""
+    """No other process of this benchmark uses the GPU meanwhile, but to load programs and to run each once."""
     with (out / f"gpu{gpu}.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

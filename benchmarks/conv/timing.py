@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -129,69 +130,69 @@ def _rounds(contestants: Mapping[str, Contestant], rounds: int, more: int) -> di
     return timings
 
 
-def copy_bandwidth() -> float:
-    """Bytes a second that the device reads and writes when it copies, without what a launch costs."""
+def copier() -> tuple[Contestant, int]:
+    """A program that is all memory, and how many bytes it reads and writes."""
     size = 1 << (30 if jax.default_backend() != "cpu" else 20)
     array = jnp.zeros(size // 4, jnp.uint32)
-    compiled = jax.jit(lambda x: x + jnp.uint32(1)).lower(array).compile()
-    contestant = Contestant(compiled, (array,), 1)
-    jax.block_until_ready(compiled(array))
-    several = [(_seconds(contestant, 8)[1] - _seconds(contestant, 2)[1]) / 6 for _ in range(ROUNDS)]
-    return 2 * size / statistics.median(several)
+    return Contestant(jax.jit(lambda x: x + jnp.uint32(1)).lower(array).compile(), (array,), 1), 2 * size
 
 
 @functools.cache
-def _pool(dtype: Any) -> np.ndarray[Any, Any]:
-    return np.random.default_rng(0).normal(size=_POOL).astype(dtype)
+def _pool(dtype: Any) -> jax.Array:
+    """Normal random numbers on the device, of which all operands are made."""
+    return jax.device_put(np.random.default_rng(0).normal(size=_POOL).astype(dtype))
 
 
 class Inputs:
-    """Random operands on the device, made once for each shape and type and shared by contestants."""
+    """Random operands on the device, made once for each shape and type and shared by contestants.
+
+    They are made on the device: what is copied there takes the bus from whoever copies too, and the host's memory.
+    """
 
     def __init__(self, reduction: int) -> None:
         self._reduction = reduction
-        self._host: dict[Any, np.ndarray[Any, Any]] = {}
         self._made: dict[Any, jax.Array] = {}
 
-    def prepare(self, operands: Sequence[jax.ShapeDtypeStruct]) -> None:
-        """Makes on the host what `of` will then only copy."""
-        self._arguments(operands, self._on_host)
+    @staticmethod
+    def prepare(operands: Sequence[jax.ShapeDtypeStruct]) -> None:
+        """Compiles what `of` will then only run."""
+        for operand in operands:
+            if len(operand.shape) > 1:
+                _filler(operand.shape, np.dtype(operand.dtype))
 
     def of(self, operands: Sequence[jax.ShapeDtypeStruct]) -> tuple[Any, ...]:
         """The arguments of a program: inputs and filter normal, so scaled that outputs are of the order of tens."""
-        return self._arguments(operands, self._array)
-
-    def on_host(self, operands: Sequence[jax.ShapeDtypeStruct]) -> tuple[Any, ...]:
-        """The same before they are on the device, and not shared."""
-        return self._arguments(operands, self._values)
-
-    def _arguments(self, operands: Sequence[jax.ShapeDtypeStruct], make: Callable[..., Any]) -> tuple[Any, ...]:
         x, *rest = operands
-        inputs = [make(x, number) for number in range(calls(operands))]
-        return (inputs, *(make(operand, 100 + number) for number, operand in enumerate(rest)))
+        inputs = [self._array(x, number) for number in range(calls(operands))]
+        return (inputs, *(self._array(operand, 100 + number) for number, operand in enumerate(rest)))
 
     def _array(self, operand: jax.ShapeDtypeStruct, number: int) -> jax.Array:
         key = operand.shape, operand.dtype, number
         if key not in self._made:
-            self._made[key] = jax.device_put(self._on_host(operand, number))
+            self._made[key] = self._values(operand, number)
         return self._made[key]
 
-    def _on_host(self, operand: jax.ShapeDtypeStruct, number: int) -> np.ndarray[Any, Any]:
-        key = operand.shape, operand.dtype, number
-        if key not in self._host:
-            self._host[key] = self._values(operand, number)
-        return self._host[key]
-
-    def _values(self, operand: jax.ShapeDtypeStruct, number: int) -> np.ndarray[Any, Any]:
+    def _values(self, operand: jax.ShapeDtypeStruct, number: int) -> jax.Array:
         dtype = np.dtype(operand.dtype)
         if not operand.shape:
-            return np.asarray(16 / self._reduction**0.5 if number == 101 else 1.0, dtype)
+            return jax.device_put(np.asarray(16 / self._reduction**0.5 if number == 101 else 1.0, dtype))
         if len(operand.shape) == 1:
-            return (np.linspace(0.5, 1.5, operand.size) / self._reduction**0.5).astype(dtype)
-        # Other parts of one pool of random numbers: a new array is a copy, and takes no compilation.
-        pool = _pool(dtype)
-        start = 7919 * number % _POOL
-        return np.resize(np.concatenate([pool[start:], pool[:start]]), operand.shape)
+            return jax.device_put((np.linspace(0.5, 1.5, operand.size) / self._reduction**0.5).astype(dtype))
+        return _filler(operand.shape, dtype)(_pool(dtype), np.uint32(7919 * number % _POOL))
+
+
+@functools.cache
+def _filler(shape: tuple[int, ...], dtype: Any) -> Callable[[jax.Array, Any], jax.Array]:
+    """A compiled program: the pool from some element on, over and over."""
+
+    def fill(pool: jax.Array, start: jax.Array) -> jax.Array:
+        index = jnp.arange(math.prod(shape), dtype=jnp.uint32) + start
+        # The pool has a power of two of numbers. Bits, as not every gather knows FP8.
+        bits = jax.lax.bitcast_convert_type(pool, jnp.dtype(f"uint{8 * pool.dtype.itemsize}"))
+        return jax.lax.bitcast_convert_type(bits[index & (_POOL - 1)], pool.dtype).reshape(shape)
+
+    compiled: Callable[[jax.Array, Any], jax.Array] = jax.jit(fill).lower(_pool(dtype), np.uint32(0)).compile()
+    return compiled
 
 
 def agreement(expected: Sequence[jax.Array], results: Sequence[jax.Array]) -> dict[str, float]:

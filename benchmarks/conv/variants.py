@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.conv import state
-from benchmarks.conv.measure import describe
+from benchmarks.conv.measure import best, describe
 from benchmarks.conv.programs import Case
 from benchmarks.conv.state import Settings
 from benchmarks.conv.tune import USUAL, Job, Kind, Tuning
@@ -24,6 +24,9 @@ from benchmarks.conv.worker import CEILINGS, CLOCKS, EPILOGUES, ROW
 
 _SHARE = 0.55
 """Of the time: it is XLA's, where there is one GPU."""
+
+_ROWS = 20
+"""After so many the ceilings are measured again, of which the best counts: at first all processes start."""
 
 
 class Variants(Tuning):
@@ -63,8 +66,10 @@ class Variants(Tuning):
         self.queues["rows"] = [("", CEILINGS)]
         shapes = {str(case.shape): case.name for case in in_turn if str(case.shape) not in self.content["epilogues"]}
         self.queues["rows"] += [(name, EPILOGUES) for name in shapes.values()]
-        for name in self.needs:
+        for number, name in enumerate(self.needs, 1):
             self.queues["rows"] += [(name, ROW), *([(name, CLOCKS)] if name in watched else [])]
+            if number % _ROWS == 0:
+                self.queues["rows"].append(("", CEILINGS))
 
     def run(self) -> None:
         count, settings = state.gpus(), self.settings
@@ -117,7 +122,11 @@ class Variants(Tuning):
                 self.content["rows"][name] = answer["row"]
                 text = describe(answer["row"])
             elif not text and kind == CEILINGS:
-                self.content |= {"about": answer["about"], "ceilings": answer["ceilings"]}
+                # Those of an earlier run too, so that a plot of all rows has all under them.
+                self.content |= {
+                    "about": answer["about"],
+                    "ceilings": best(self.content["ceilings"], answer["ceilings"]),
+                }
                 text = str(answer["ceilings"])
             elif not text and kind == EPILOGUES:
                 self.content["epilogues"][name.split()[0]] = answer["epilogues"]

@@ -87,9 +87,9 @@ def _tune(case: Case, contestant: str, out: Path, gpu: str, limit: int) -> tuple
             except Exception as error:
                 problems[name] = short(error)
     operands = programs[0].operands
-    on_host = Inputs(case.shape.product[2]).on_host(operands)
-    with state.alone(out, gpu):  # copies too would disturb whoever times
-        arguments = jax.block_until_ready(jax.device_put(on_host))
+    Inputs.prepare(operands)
+    with state.alone(out, gpu):
+        arguments = jax.block_until_ready(Inputs(case.shape.product[2]).of(operands))
         contestants = {name: Contestant(program, arguments, calls(operands)) for name, program in compiled.items()}
         timings = time_in_turn(contestants, rounds=3)
     times = {name: t.us for name, t in timings.items() if isinstance(t, Timing)}
