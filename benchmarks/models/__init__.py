@@ -3,6 +3,8 @@
     python -m benchmarks.models run --seconds 540             every row, each in a process of its own
     python -m benchmarks.models run --only resnet50           rows whose name has one of these parts, by ";"
     python -m benchmarks.models run --variants bf16,auto      of these contestants alone
+    python -m benchmarks.models tune --xla-fp8-autotune 4     XLA's FP8 convolutions, in many processes; then run with
+        --xla-fp8-autotune 4 --keep-autotune --variants xla
     python -m benchmarks.models report                        table and plot of results.json, anywhere
     ... --tiny                                                small networks, on any machine: does it work?
 
@@ -13,7 +15,7 @@ All rows are compiled first, side by side; then, one at a time and nothing else 
 What is not compiled when that begins is given up. Another run in the same folder does what is left. XLA takes some 20 s
 on one core to tune an FP8 convolution, of which a network has dozens: its FP8 is compiled at level 0 of autotuning, its
 first choice, unless `--xla-fp8-autotune 4` says otherwise; the table says which. With `--keep-autotune` XLA keeps what
-it found.
+it found; `tune` has it find that beforehand.
 
 The files: `rows` → `programs` (with `recipes`) → `worker` (with `timing`, `profile`) → `scheduler` → `table`, `plot`.
 """

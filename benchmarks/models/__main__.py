@@ -16,7 +16,7 @@ def main() -> None:
         description=package.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("phase", choices=("run", "report", "lower", "worker"))
+    parser.add_argument("phase", choices=("run", "tune", "report", "lower", "worker", "chains"))
     parser.add_argument("--out", type=Path, default=Path("build/models"), help="folder of results, logs and caches")
     parser.add_argument("--seconds", type=float, default=540, help="all is over in this time")
     parser.add_argument("--compile-share", type=float, default=0.6, help="part of the time that is for compiling")
@@ -29,6 +29,7 @@ def main() -> None:
     parser.add_argument("--keep-autotune", action="store_true", help="XLA goes on tuning where an earlier run stopped")
     parser.add_argument("--tiny", action="store_true", help="small networks, to try it on any machine")
     parser.add_argument("--row", default="", help="of the worker")
+    parser.add_argument("--part", type=int, default=0, help="of the process that compiles chains")
     arguments = parser.parse_args()
     out: Path = arguments.out.resolve()
     every = rows.rows(arguments.tiny)
@@ -43,7 +44,11 @@ def main() -> None:
         from benchmarks.models import lower
 
         lower.run(chosen, arguments.tiny)
-    elif arguments.phase == "run":
+    elif arguments.phase == "chains":
+        from benchmarks.models import tune
+
+        tune.compile_chains(chosen, arguments.part, arguments.workers, arguments.tiny)
+    elif arguments.phase in ("run", "tune"):
         settings = scheduler.Settings(
             out,
             arguments.seconds,
@@ -52,10 +57,15 @@ def main() -> None:
             arguments.tune,
             arguments.xla_autotune,
             arguments.xla_fp8_autotune,
-            arguments.keep_autotune,
+            arguments.keep_autotune or arguments.phase == "tune",
             arguments.tiny,
         )
-        scheduler.Scheduler(settings, chosen).run()
+        if arguments.phase == "tune":
+            from benchmarks.models import tune
+
+            tune.run(settings, chosen)
+        else:
+            scheduler.Scheduler(settings, chosen).run()
     if arguments.phase in ("run", "report"):
         content = json.loads((out / table.RESULTS).read_text())
         table.write(out, content)

@@ -26,7 +26,7 @@ def bench() -> Any:
     """The modules of the package, which is not installed."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(ROOT))
-        names = ("rows", "table", "plot", "profile", "programs")
+        names = ("rows", "table", "plot", "profile", "programs", "tune")
         return SimpleNamespace(**{name: importlib.import_module(f"benchmarks.models.{name}") for name in names})
 
 
@@ -147,6 +147,20 @@ def test_static_fp8_is_near_bf16(bench: Any, variant: str) -> None:
         state, batch = bench.programs.arrays(program.state), bench.programs.arrays(program.batch)
         found.append(np.asarray(jax.jit(program.function)(state, batch)[1], jnp.float32))
     assert np.linalg.norm(found[1] - found[0]) < 0.2 * np.linalg.norm(found[0])
+
+
+def test_processes_share_the_chains_that_xla_tunes(bench: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    row = next(row for row in bench.rows.rows(True) if row.name == "resnet50 inference 2 static/xla")
+    assert bench.tune.is_tuned(row)
+    every = list(bench.tune.chains(row, True))
+    convolutions = [
+        sum(equation.primitive.name == "conv_general_dilated" for equation in chain.jaxpr.eqns) for chain in every
+    ]
+    assert sum(convolutions) == len(every), "one in each"
+    assert len(every) <= 8, "equal layers are one chain"
+    for part in range(2):
+        bench.tune.compile_chains([row, row], part, 2, True)
+    assert capsys.readouterr().out.count("chain ") == len(every)
 
 
 @pytest.mark.slow
