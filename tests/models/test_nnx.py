@@ -173,6 +173,7 @@ def test_a_calibrated_model_has_fp8_weights_and_its_chains_become_graphs(net: Ne
     scales = fp8.blocks[0].conv_general_dilated.state.get_value()
     assert scales.lhs == pytest.approx(float(jnp.max(nnx.relu(net.stem(2 * x)))) / 448, rel=1e-6)
     assert scales.rhs.shape == (() if weights == "tensor" else (1, 1, 1, 32))
+    np.testing.assert_allclose(xla_fp8.jit(lambda x: fp8(x))(x), run(fp8, x), rtol=0.02, atol=0.01)
     report = xla_fp8.explain(lambda x: fp8(x))(x)
     first, second = (entry.graph for entry in report.rewritten)
     scale = "scale" if weights == "tensor" else "channel_scale"

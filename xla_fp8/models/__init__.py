@@ -10,12 +10,13 @@
     framework.py     what convert asks of a framework; nnx.py, linen.py, equinox.py, functions.py answer it
     convert.py, calibrate.py, scaling.py, report.py   what users call
 
-flax and equinox are imported by the module of that name alone. The public names are those of `xla_fp8`, and the
-injection objects.
+flax and equinox are imported by the module of that name alone. The public names are those of `xla_fp8`, the
+injection objects, and `Layer`, which filters are asked with.
 """
 
 from __future__ import annotations
 
 from xla_fp8.models.injection import Fp8Conv, Fp8Dot
+from xla_fp8.models.plan import Layer
 
-__all__ = ["Fp8Conv", "Fp8Dot"]
+__all__ = ["Fp8Conv", "Fp8Dot", "Layer"]

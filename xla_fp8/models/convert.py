@@ -51,7 +51,7 @@ def convert(
     Args:
         model: as above. One that was converted already is converted anew.
         recipe: a Recipe, or the scaling of one: "dynamic" or "delayed".
-        filter: which layers, besides the recipe's rules: a function of an `xla_fp8.models.plan.Layer`, or patterns of
+        filter: which layers, besides the recipe's rules: a function of an `xla_fp8.models.Layer`, or patterns of
             names, "decoder/*".
         example: arguments of a typical call, as a tuple if they are several; arrays or `jax.ShapeDtypeStruct`s. With
             it, layers are in the order in which they run, and their sizes known. NNX modules need it, because their

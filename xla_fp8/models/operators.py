@@ -191,7 +191,8 @@ def channel_factors(contraction: Contraction, rhs: jax.Array) -> jax.Array:
     of_channel = amax_of(lax.stop_gradient(rhs), tuple(d for d in range(rhs.ndim) if d not in summed))
     ratio = of_channel / jnp.max(of_channel)
     # Zeros, NaN and channels that are nearly nothing keep their size.
-    usable = (ratio > np.float32(2.0**-60)) & jnp.isfinite(ratio)
+    least = max(2.0**-60, float(jnp.finfo(rhs.dtype).tiny))  # type: ignore[no-untyped-call]
+    usable = (ratio >= np.float32(least)) & jnp.isfinite(ratio)
     bits = lax.bitcast_convert_type(jnp.where(usable, ratio, 1), jnp.uint32) & np.uint32(_EXPONENT_BITS)
     return lax.bitcast_convert_type(bits, jnp.float32).astype(rhs.dtype)
 
