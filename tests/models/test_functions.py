@@ -97,14 +97,13 @@ def test_convolutions_are_converted_with_scales_by_channel_too() -> None:
     assert min(decibels(gradient[..., i], exact[..., i]) for i in (0, 15, 31)) > 15
 
 
-@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
-def test_factors_of_channels_are_numbers_of_the_weights_own_type(dtype: Any) -> None:
+def test_factors_of_channels_are_numbers_of_the_weights_own_type() -> None:
     """Also of a channel that is zero, and of one so small that its factor is no number of float16."""
     scales = jnp.geomspace(1e-6, 1, 16).at[3].set(0)
-    w = (W * scales).astype(dtype)
+    w = (W * scales).astype(jnp.float16)
     fp8 = xla_fp8.convert(jnp.matmul, dataclasses.replace(EVERY, weights="channel"))
-    y = fp8(X.astype(dtype), w)
-    assert y.dtype == dtype
+    y = jax.jit(fp8)(X.astype(jnp.float16), w)
+    assert y.dtype == jnp.float16
     assert jnp.all(y[:, 3] == 0)
     assert decibels(y.astype(jnp.float32)[:, 4:], (X @ w.astype(jnp.float32))[:, 4:]) > 22
     assert jnp.all(jnp.isfinite(y))
