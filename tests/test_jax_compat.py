@@ -458,11 +458,14 @@ def test_inline_ptx_reaches_the_kernel() -> None:
         pytest.skip("this JAX cannot lower for a device that is not there")
 
     def kernel(x: Any, y: Any, shared: Any) -> None:
-        @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), plgpu.RefType()))  # type: ignore[no-untyped-call,untyped-decorator]
-        def run(_: Any, shared: Any, y: Any) -> None:
-            _jax_compat.inline_ptx("st.shared.b32 [$0], 7; red.global.add.u32 [$1], 1;", shared=[shared], pointers=[y])
+        @plgpu.inline_mgpu(  # type: ignore[no-untyped-call,untyped-decorator]
+            arg_types=(plgpu.RefType(), plgpu.RefType(), plgpu.Layout.WG_SPLAT(()))
+        )
+        def run(_: Any, shared: Any, y: Any, value: Any) -> None:
+            text = "st.shared.b32 [$0], 7; red.global.add.f32 [$1], $2;"
+            _jax_compat.inline_ptx(text, shared=[shared], pointers=[y], values=[value])
 
-        run(shared, y)
+        run(shared, y, jnp.float32(1))
 
     call = plgpu.kernel(
         kernel,
@@ -480,7 +483,9 @@ def test_inline_ptx_reaches_the_kernel() -> None:
         device = AbstractDevice(device_kind="NVIDIA H200", num_cores=132)
     with jax.sharding.use_abstract_mesh(AbstractMesh((), (), abstract_device=device)):
         traced = jax.jit(call).trace(jax.ShapeDtypeStruct((4,), jnp.int32))
-        assert "st.shared.b32" in traced.lower(lowering_platforms=("cuda",)).as_text()
+        text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert "st.shared.b32" in text
+    assert "r,l,f,~{memory}" in text
 
 
 def test_an_equation_is_bound_in_its_own_context_behind_the_current_scopes() -> None:

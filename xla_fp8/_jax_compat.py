@@ -782,20 +782,22 @@ def _custom_calls(operation: Any) -> Iterator[Any]:
 # Kernels of Pallas Mosaic GPU: the dialects of MLIR.
 
 
-def inline_ptx(text: str, shared: Sequence[Any], pointers: Sequence[Any]) -> None:
+def inline_ptx(text: str, shared: Sequence[Any], pointers: Sequence[Any], values: Sequence[Any] = ()) -> None:
     """Puts PTX where `plgpu.inline_mgpu` builds code. It may read and write memory, and leaves nothing in registers.
 
     Args:
         text: in which $0, $1, ... are addresses: of 32 bits for each of `shared`, then of 64 bits for each of
-            `pointers`.
+            `pointers`; then an f32 register for each of `values`.
         shared, pointers: references to shared and to global memory, as `inline_mgpu` hands them over.
+        values: f32 scalars in `Layout.WG_SPLAT`, as `inline_mgpu` hands them over.
     """
     ir, llvm = _private("jaxlib.mlir", "ir"), _private("jaxlib.mlir.dialects", "llvm")
     address = _private("jax.experimental.mosaic.gpu.utils", "memref_ptr")
     bits32, bits64 = (ir.IntegerType.get_signless(bits) for bits in (32, 64))
     operands = [llvm.ptrtoint(bits32, address(ref)) for ref in shared]
     operands += [llvm.ptrtoint(bits64, address(ref)) for ref in pointers]
-    constraints = ",".join(["r"] * len(shared) + ["l"] * len(pointers) + ["~{memory}"])
+    operands += [value.registers.item() for value in values]
+    constraints = ",".join(["r"] * len(shared) + ["l"] * len(pointers) + ["f"] * len(values) + ["~{memory}"])
     llvm.inline_asm(ir.Type.parse("!llvm.void"), operands, text, constraints, has_side_effects=True)
 
 

@@ -161,6 +161,23 @@ def test_the_first_config_of_shapes_in_use(size: tuple[int, int, int], precision
     )
 
 
+def test_amaxes_take_no_second_kernel() -> None:
+    """All they need beside the kernel is zeros: one count, and one word of each amax."""
+    graph = "1:[f32]conv();2:[f32]bias(1);3:[f32]amax(2);4:[f32]relu(2);5:[f32]amax(4);6:[f8e4m3fn]scale(4);"
+    call = graph_call(graph, channels=128, features=128)
+    backend = MosaicBackend()
+    shapes = [
+        jax.ShapeDtypeStruct(shape.dimensions, numpy_dtype(shape.element_type))  # type: ignore[no-untyped-call]
+        for shape in call.operand_shapes
+    ]
+    function = backend.lower(call, backend.configs(call, H200)[0])
+    text = jax.jit(function).trace(*shapes).lower(lowering_platforms=("cuda",)).as_text()
+    operations = set(re.findall(r"= stablehlo\.(\w+)", text))
+    assert operations <= {"custom_call", "constant", "broadcast_in_dim", "reshape"}
+    assert "tensor<3xi32>" in text
+    assert text.count("red.relaxed.gpu.global.max.u32") == 2
+
+
 def test_shared_memory_is_counted_as_pallas_counts_it() -> None:
     """Six stages, two vectors and an amax in what is left: lowering refuses a byte too many."""
     graph = "1:[f32]conv();2:[f32]channel_scale(1);3:[f32]bias(2);4:[f8e4m3fn]relu(3);5:[f32]amax(3);"

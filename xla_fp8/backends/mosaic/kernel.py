@@ -30,7 +30,7 @@ which leaves out what lies outside the output. Side tensors come the same way, t
 reduction. A block of an output lies where that of a side tensor was: what is left of shared memory goes to the stages.
 
 amax: each consumer keeps the largest value of every row in registers over all its tiles (pixels and channels outside
-the output masked), and writes one number at its end, in turn; `jnp.max` over 2 x blocks numbers does the rest.
+the output masked). At its end it joins the others in global memory (`amax`), so that no second kernel is launched.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import lax
 
+from xla_fp8.backends.mosaic import amax
 from xla_fp8.backends.mosaic.configs import CONSUMERS, Config
 from xla_fp8.backends.mosaic.epilogue import SUMS, Epilogue
 from xla_fp8.backends.mosaic.geometry import Geometry, Index, Origin
@@ -103,11 +104,10 @@ def _run(
         jax.ShapeDtypeStruct(shape, dtype)  # type: ignore[no-untyped-call]
         for dtype in epilogue.output_dtypes
     ]
-    maximum = jax.ShapeDtypeStruct((blocks * CONSUMERS,), jnp.float32)  # type: ignore[no-untyped-call]
-    maxima = [maximum] * epilogue.amax_count
+    maximum = jax.ShapeDtypeStruct((1,), jnp.float32)  # type: ignore[no-untyped-call]
     run = plgpu.kernel(
         functools.partial(kernel.entry, input.dtype, filter.dtype),
-        out_type=[*tensors, *maxima],
+        out_type=[*tensors, *[maximum] * epilogue.amax_count],
         grid=(blocks,),
         grid_names=("block",),
         num_threads=CONSUMERS + 1,
@@ -119,10 +119,10 @@ def _run(
         filter.reshape(problem.features, -1, problem.channels),
         *(_view_side(geometry, kernel.columns, side) for side in sides),
     )
-    stored, partial = results[: len(tensors)], results[len(tensors) :]
+    stored, maxima = results[: len(tensors)], results[len(tensors) :]
     if geometry.phased:
         stored = [_from_phases(geometry, kernel.columns, tensor) for tensor in stored]
-    return tuple(stored), tuple(jnp.max(values) for values in partial)
+    return tuple(stored), tuple(largest.reshape(()) for largest in maxima)
 
 
 def _view_input(geometry: Geometry, input: jax.Array) -> jax.Array:
@@ -367,7 +367,7 @@ class _Kernel:
         initial = (first_step, (nothing,) * epilogue.amax_count, (jnp.float32(1),) * epilogue.amax_count)
         _, maxima, factors = lax.fori_loop(0, geometry.consumer_tiles(block_tiles, warpgroup), tile, initial)
         if maxima:
-            self.write_maxima(warpgroup, maxima, factors, amax_gmem, turn)
+            self.join_maxima(warpgroup, maxima, factors, amax_gmem, turn)
         plgpu.wait_smem_to_gmem(0)
 
     # The reduction
@@ -517,7 +517,7 @@ class _Kernel:
 
     # amax
 
-    def write_maxima(
+    def join_maxima(
         self,
         warpgroup: jax.Array,
         maxima: Sequence[jax.Array],
@@ -525,26 +525,30 @@ class _Kernel:
         amax_gmem: Sequence[Any],
         turn: Any,
     ) -> None:
-        """Writes the largest value of all rows of each amax, one consumer after the other.
+        """Takes the largest value of all rows of each amax, one consumer after the other; then joins it with the rest.
 
         Pallas gives all warpgroups the same shared memory for a maximum over warps, and orders only the warps of one:
         two consumers at once read each other's numbers.
         """
 
-        def write() -> None:
-            block = lax.axis_index("block")
-            for gmem, values, factor in zip(amax_gmem, maxima, factors, strict=True):
-                gmem[block * CONSUMERS + warpgroup] = values.max(axis=1).max() * factor
+        words = amax.words(len(maxima))
+
+        def largest() -> list[jax.Array]:
+            return [values.max(axis=1).max() * factor for values, factor in zip(maxima, factors, strict=True)]
+
+        def join(found: list[jax.Array]) -> None:
+            amax.join(words, found, amax_gmem, self.blocks * CONSUMERS)
 
         @pl.when(warpgroup == 0)
         def _() -> None:
-            write()
+            found = largest()
             plgpu.barrier_arrive(turn)
+            join(found)
 
         @pl.when(warpgroup == 1)
         def _() -> None:
             plgpu.barrier_wait(turn)
-            write()
+            join(largest())
 
     def rows_inside(self, origin: Origin) -> jax.Array:
         """Which rows of this consumer's half tile are pixels of the output."""
