@@ -20,6 +20,7 @@ import datetime
 import functools
 import json
 import math
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -31,7 +32,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from benchmarks.conv.timing import Contestant, Timing, copy_bandwidth, short, time_in_turn
+from benchmarks.conv.timing import Contestant, Timing, copier, short, time_in_turn
 from xla_fp8.backends.quantize import resident
 from xla_fp8.backends.quantize.atomic import Atomic
 from xla_fp8.backends.quantize.reduction import Reduction
@@ -109,6 +110,8 @@ ROWS = (
     Row((1024, 1024)),
     Row((1024, 1024), "both"),
     Row((8192, 8192), "transposed"),
+    Row((4096, 4096), "both", delayed=True),
+    Row((16384, 16384), "both", delayed=True),
     Row((8192, 8192), dtype="float32"),
     Row((8192, 8192), dtype="float16"),
 )
@@ -184,9 +187,8 @@ TILES: Mapping[str, Algorithm] = MappingProxyType(
             tiled=resident.Settings(warpgroups, slots, slot_bytes, lag)
         )
         for warpgroups, slots, slot_bytes, lag in (
-            (4, 3, 16384, 0),
+            (4, 3, 16384, 1),
             (4, 7, 8192, 2),
-            (2, 7, 16384, 2),
             (2, 3, 32768, 1),
             (3, 4, 16384, 1),
         )
@@ -369,6 +371,15 @@ def print_row(entry: Mapping[str, Any]) -> None:
         )
 
 
+def copy_bandwidth() -> float:
+    """Bytes a second that the device reads and writes when it copies."""
+    contestant, copied = copier()
+    timing = time_in_turn({"copy": contestant}, ROUNDS)["copy"]
+    if isinstance(timing, str):
+        raise RuntimeError(f"a copy has no time: {timing}")
+    return copied / timing.us * 1e6
+
+
 def run(rows: Sequence[Row], seconds: float, threads: int, variants: bool, without: Sequence[str], out: Path) -> None:
     start = time.monotonic()
     jobs: list[tuple[Row, dict[str, Algorithm]]] = [(row, dict(ALGORITHMS)) for row in rows]
@@ -442,6 +453,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("build/quantize"), help="folder of results.json")
     parser.add_argument("--seconds", type=float, default=300, help="no row is started later")
     parser.add_argument("--threads", type=int, default=8, help="that compile")
+    parser.add_argument("--only", help="rows whose names match this regular expression")
     parser.add_argument("--variants", action="store_true", help="also other settings of the kernels")
     parser.add_argument("--without", nargs="+", default=(), metavar="ALGORITHM", help="leave these out")
     parser.add_argument("--tiny", action="store_true", help="small tensors, interpreted: to try it on any machine")
@@ -451,7 +463,7 @@ def main() -> None:
         source, target = arguments.plot
         plot(json.loads(source.read_text()), target)
         return
-    rows = TINY if arguments.tiny else ROWS
+    rows = [row for row in (TINY if arguments.tiny else ROWS) if re.search(arguments.only or "", row.name)]
     run(rows, arguments.seconds, arguments.threads, arguments.variants, arguments.without, arguments.out)
 
 

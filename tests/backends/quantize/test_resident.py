@@ -114,6 +114,9 @@ def test_scale_rules() -> None:
         ((256,), {}, "as many elements as a slot"),
         ((64, 1024 + 8), {"layout": "both"}, "multiples of 16"),
         ((16, 1024), {"layout": "both"}, "as many elements as a slot"),
+        # Tiles of 32 x 32: what a contiguous one has beyond its matrix would be stored in the next.
+        ((2, 32, 48), {"layout": "both"}, "whole tiles"),
+        ((2, 48, 32), {"layout": "both"}, "whole tiles"),
         ((64, 1024), {"kept": (0,)}, "axis="),
     ],
 )
@@ -159,3 +162,13 @@ def test_it_lowers_to_one_kernel(wide: Any, layout: str, given: str) -> None:
         )
         assert text.count("stablehlo.custom_call") == 1
         assert "mosaic_gpu" in text
+
+
+def test_a_tile_that_is_not_whole_is_stored_by_a_descriptor() -> None:
+    """As bytes it would go on in the next matrix."""
+    for shape in ((3, 208, 400), (128, 128, 320), (2, 80, 256)):
+        x = jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+        request = request_for(x, layout="both")
+        assert Resident().supports(request).ok
+        assert "cp.async.bulk.global" not in lowered(lambda x, r=request: Resident().run(r, x, None), x)
+    assert not Resident().supports(request_for(jax.ShapeDtypeStruct((128, 64, 320), jnp.bfloat16), layout="both")).ok

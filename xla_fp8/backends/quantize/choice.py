@@ -8,20 +8,32 @@ import jax
 
 from xla_fp8.backends.quantize import request as requests
 from xla_fp8.backends.quantize.request import Request
+from xla_fp8.backends.quantize.resident import Resident
 
 SMALLEST_OF_ATOMIC = 2**25
 """Elements from which `atomic` takes rows: there it was as fast as `reduction` or faster, within noise."""
 
+SMALLEST_OF_RESIDENT = 2**26
+"""Elements from which `resident` takes a given scale and a transposed copy: the smallest that was measured."""
+
 
 def fastest(request: Request) -> str | None:
-    """The name of the fastest algorithm with kernels; None where plain JAX is to be taken."""
+    """The name of the fastest algorithm with kernels; None where plain JAX is to be taken.
+
+    Never one whose programs wait for each other (`single_pass`, and `resident` where it has to find the scale), though
+    `resident` is often the fastest: they must be on the device all at once, and XLA may launch kernels that do not
+    depend on each other side by side.
+    """
     if not requests.supports(request, interpret=False).ok or not _is_on_one_device():
         return None
-    # One pass, in which XLA's fusion is as fast. A given amax may come from a pass just before (`axis_name`): then
-    # casting x from its end, as the kernels do, finds some of it in the L2 cache.
+    size = math.prod(request.shape)
+    # One pass. Of rows XLA's is as fast, and can be one with what makes x; with a transposed copy it is not. A given
+    # amax may come from a pass just before (`axis_name`): then casting x from its end, as the kernels do, finds some
+    # of it in the L2 cache.
     if request.given == "scale":
-        return None
-    if request.layout == "row" and math.prod(request.shape) >= SMALLEST_OF_ATOMIC:
+        streams = request.layout != "row" and size >= SMALLEST_OF_RESIDENT and Resident().supports(request).ok
+        return "resident" if streams else None
+    if request.layout == "row" and size >= SMALLEST_OF_ATOMIC:
         return "atomic"
     return "reduction"
 

@@ -1,6 +1,9 @@
 """How a tensor is cut for `resident`: chunks that one TMA copy moves, dealt to warpgroups in turn.
 
-TMA leaves out what a chunk has beyond the end of a dimension: it loads zeros there and stores nothing.
+TMA leaves out what a chunk has beyond the end of a dimension: it loads zeros there and stores nothing. But Mosaic GPU
+stores a chunk that is contiguous in memory without a descriptor, as so many bytes, and stops only at the end of the
+array (`LaunchContext.async_copy`, jax 0.11.2; seen on an H200): such a chunk may reach over the end of the first
+dimension alone.
 """
 
 from __future__ import annotations
@@ -129,9 +132,16 @@ class Tiles:
 
     @property
     def fits(self) -> bool:
-        return all(
-            side % _ALIGNED == 0 and part <= min(side, _WIDEST) for side, part in zip(self.size, self.tile, strict=True)
-        )
+        pairs = list(zip(self.size, self.tile, strict=True))
+        return all(side % _ALIGNED == 0 and part <= min(side, _WIDEST) for side, part in pairs) and not self._spills
+
+    @property
+    def _spills(self) -> bool:
+        """Whether what a tile has beyond its matrix would be stored, as zeros, at the beginning of the next matrix."""
+        (rows, columns), (tile_rows, tile_columns) = self.size, self.tile
+        row = columns == tile_columns and rows % tile_rows > 0
+        transposed = rows == tile_rows and columns % tile_columns > 0
+        return self.matrices > 1 and (row or transposed)
 
     def boxes(self, number: jax.Array) -> tuple[Box, Box]:
         down, across = self._grid

@@ -101,7 +101,7 @@ def meet(
         interpret: there is one program.
     """
     words, barrier = shared["words"], shared["barrier"]
-    words[warpgroup] = jnp.max(bits) if interpret else _largest(bits, shared["warps"].at[warpgroup])
+    words[warpgroup] = largest_of_warpgroup(bits, warpgroup, shared, interpret)
     _await_all(barrier)
     if programs == 1:
         largest: jax.Array = words[0]
@@ -119,8 +119,12 @@ def _await_all(barrier: Any) -> None:
     plgpu.barrier_wait(barrier)
 
 
-def _largest(bits: jax.Array, scratch: Any) -> jax.Array:
-    """The largest number of a warpgroup. `jnp.max` would take shared memory that other warpgroups take as well."""
+def largest_of_warpgroup(bits: jax.Array, warpgroup: jax.Array, shared: dict[str, Any], interpret: bool) -> jax.Array:
+    """The largest number of one warpgroup; arguments as of `meet`."""
+    if interpret:
+        return jnp.max(bits)
+    # `jnp.max` would take shared memory that other warpgroups take as well.
+    scratch = shared["warps"].at[warpgroup]
 
     @plgpu.inline_mgpu(  # type: ignore[no-untyped-call,untyped-decorator]
         arg_types=(plgpu.Layout.WG_STRIDED(bits.shape, vec_size=bits.size // 128), plgpu.RefType()),

@@ -9,8 +9,10 @@ tensor:
 
 What the last round of the ring has brought is still there when writing begins: with 224 KiB in each of 132
 multiprocessors, 30 MB. The rest of a larger tensor is read again, the latest first, as far as it reaches from the L2
-cache. TMA does all copies, so that whatever the warps do a ring of loads is on its way. With a given scale there is no
-looking, and the ring streams.
+cache. TMA does all copies, so that whatever the warps do a ring of loads is on its way.
+
+With a given scale there is no looking and no meeting: the ring streams, and XLA takes the largest of what the
+warpgroups found on their way, where the amax is asked for.
 
 The kernel is Mosaic GPU's, written with Pallas.
 """
@@ -34,7 +36,7 @@ from xla_fp8.backends.quantize import kernels, meeting
 from xla_fp8.backends.quantize import request as requests
 from xla_fp8.backends.quantize.chunks import Chunks, Flat, Tiles
 from xla_fp8.backends.quantize.request import Outcome, Request, multiprocessors
-from xla_fp8.backends.quantize.two_kernels import layout_of
+from xla_fp8.backends.quantize.two_kernels import largest, layout_of
 from xla_fp8.target import Verdict
 
 _WARPS, _LANES = 4, 32  # of a warpgroup
@@ -63,7 +65,7 @@ class Settings:
 FLAT = Settings()
 """Without a transposed copy."""
 
-TILED = Settings(slots=3, slot_bytes=16384, lag=1)
+TILED = Settings(warpgroups=2, slot_bytes=16384)
 """With one: larger chunks, because each becomes many short rows in memory."""
 
 
@@ -86,8 +88,8 @@ class Resident:
             return verdict
         if not self._chunks(request).fits:
             return No(
-                "it copies by TMA, which wants as many elements as a slot has, and of rows (of columns too, where they "
-                "are transposed) multiples of 16"
+                "it copies by TMA, which wants as many elements as a slot has, of rows (of columns too, where they are "
+                "transposed) multiples of 16, and of matrices of one tile's width or height whole tiles"
             )
         return verdict
 
@@ -99,7 +101,7 @@ class Resident:
         outputs: list[tuple[tuple[int, ...], Any]] = [
             *((view, request.rule.dtype) for view, is_made in zip(chunks.views, copies, strict=True) if is_made),
             ((1,), jnp.float32),
-            ((1,), jnp.float32),
+            ((programs * kernel.settings.warpgroups if kernel.looks_late else 1,), jnp.float32),
         ]
         varying = jax.typeof(x).manual_axis_type
         results = list(
@@ -119,8 +121,8 @@ class Resident:
             )(x.reshape(chunks.views[0]), *([] if given is None else [given.reshape(1)]))
         )
         row, transposed = kernels.shaped(results, x.shape, copies)
-        scale, amax = (result.reshape(()) for result in results)
-        return row, transposed, scale, amax if request.wants_amax else None
+        scale, amaxes = results
+        return row, transposed, scale[0], largest(amaxes) if request.wants_amax else None
 
     def _settings(self, request: Request) -> Settings:
         return self.flat if request.layout == "row" else self.tiled
@@ -145,8 +147,9 @@ class _Kernel:
     interpret: bool
 
     @property
-    def finds_amax(self) -> bool:
-        return self.request.wants_amax or not self.request.given
+    def looks_late(self) -> bool:
+        """Whether the amax is a result alone: nothing waits for it."""
+        return self.request.wants_amax and bool(self.request.given)
 
     def entry(self, x: Any, *refs: Any) -> None:
         """Allocates shared memory and barriers, and runs every warpgroup."""
@@ -162,7 +165,7 @@ class _Kernel:
                 plgpu.SMEM((slots, parts, columns, rows), self.request.rule.dtype),
             ),
             full=plgpu.Barrier(num_barriers=slots),
-            shared=meeting.scratch(self.settings.warpgroups) if self.finds_amax else None,
+            shared=None if self.request.given and not self.looks_late else meeting.scratch(self.settings.warpgroups),
             collective_axes="warpgroup",
         )
 
@@ -179,22 +182,25 @@ class _Kernel:
             multiplier, scale = kernels.multiplier_of(rule, amax, "amax")
             worker.write(multiplier, looks=False, is_resident=True)
         else:
+            amax = number
             multiplier, scale = kernels.multiplier_of(rule, number, "scale" if given == "scale" else "amax")
             worker.ask_for_last()
-            largest = worker.write(multiplier, looks=self.finds_amax, is_resident=False)
-            amax = self.meet(largest, warpgroup, shared) if self.finds_amax else number
+            found = worker.write(multiplier, looks=self.looks_late, is_resident=False)
+            if self.looks_late:
+                amax_ref[worker.number] = kernels.from_bits(
+                    meeting.largest_of_warpgroup(_bits(found), warpgroup, shared, self.interpret)
+                )
 
         @pl.when(worker.number == 0)
         def _() -> None:
             scale_ref[0] = scale
-            amax_ref[0] = amax
+            if not self.looks_late:
+                amax_ref[0] = amax
 
     def meet(self, largest: jax.Array, warpgroup: jax.Array, shared: Any) -> jax.Array:
         """The amax of all warpgroups of all programs."""
-        bits = lax.bitcast_convert_type(largest.astype(jnp.float32), jnp.int32) & np.int32(0x7FFFFFFF)
-        return kernels.from_bits(
-            meeting.meet(bits, warpgroup, shared, self.programs, self.settings.warpgroups, self.interpret)
-        )
+        found = meeting.meet(_bits(largest), warpgroup, shared, self.programs, self.settings.warpgroups, self.interpret)
+        return kernels.from_bits(found)
 
 
 class _Worker:
@@ -351,6 +357,12 @@ class _Worker:
 def _interpreter() -> Any:
     """What interprets the kernel on any machine. Its name is new in JAX 0.11."""
     return plgpu.InterpretGPUParams()  # type: ignore[attr-defined]
+
+
+def _bits(x: jax.Array) -> jax.Array:
+    """The bits of |x| in f32."""
+    bits: jax.Array = lax.bitcast_convert_type(x.astype(jnp.float32), jnp.int32) & np.int32(0x7FFFFFFF)
+    return bits
 
 
 def _larger(largest: jax.Array, parts: list[jax.Array]) -> jax.Array:
