@@ -67,8 +67,8 @@ class Row:
     def guess(self) -> float | None:
         """How much slower than the fastest config the first one was, when they were tuned."""
         facts = self.data["contestants"].get("mosaic", {})
-        times = facts.get("tuned_us")
-        return facts["first"] / min(times.values()) - 1 if times and facts.get("first") else None
+        times = facts.get("tuned_us", {})
+        return facts["first"] / min(times.values()) - 1 if len(times) > 1 and facts.get("first") else None
 
     def cells(self) -> list[str]:
         def time(contestant: str) -> str:
@@ -102,23 +102,60 @@ def _percent(ratio: float | None) -> str:
 
 
 def table(rows: Iterable[Row]) -> str:
-    """Markdown; times in microseconds, TF/s of mosaic."""
-    lines = ["| " + " | ".join(_HEADS) + " |", "|---" + "|--:" * (len(_HEADS) - 1) + "|"]
-    return "\n".join([*lines, *("| " + " | ".join(row.cells()) + " |" for row in rows)])
+    """Markdown; times in microseconds, TF/s of mosaic. Columns in which nothing stands are left out."""
+    lines = [_HEADS, *(row.cells() for row in rows)]
+    columns = [column for column in zip(*lines, strict=True) if any(column[1:])]
+    return _markdown(list(zip(*columns, strict=True)))
+
+
+def _markdown(lines: Sequence[Sequence[str]], texts: int = 1) -> str:
+    """A table, of which all but the first `texts` columns are numbers."""
+    heads, *rest = lines
+    rule = "|---" * texts + "|--:" * (len(heads) - texts) + "|"
+    return "\n".join([f"| {' | '.join(heads)} |", rule, *(f"| {' | '.join(cells)} |" for cells in rest)])
+
+
+def by_network(rows: Sequence[Row]) -> str:
+    """Markdown: for each network the geometric means over its shapes, and the least."""
+    lines = [("network/batch", "shapes", "vs XLA FP8", "least", "vs XLA bf16", "least", "vs the faster", "least")]
+    networks = sorted({name for row in rows for name in row.data["networks"]})
+    groups = {"all": list(rows)} | {name: [row for row in rows if name in row.data["networks"]] for name in networks}
+    for name, group in groups.items():
+        cells: list[str] = []
+        for of in (_vs_fp8, _vs_bf16, _vs_faster):
+            found = [ratio for row in group if (ratio := of(row))]
+            cells += [_times(statistics.geometric_mean(found)), _times(min(found))] if found else ["", ""]
+        lines.append((name, str(len(group)), *cells))
+    return _markdown(lines)
+
+
+def _vs_fp8(row: Row) -> float | None:
+    return row.ratio("xla_fp8", "mosaic")
+
+
+def _vs_bf16(row: Row) -> float | None:
+    return row.ratio("xla_bf16", "mosaic")
+
+
+def _vs_faster(row: Row) -> float | None:
+    return row.against_xla("mosaic")
 
 
 def in_turn(content: dict[str, Any]) -> str:
-    """Markdown: what each epilogue adds to a scale alone, and how long a copy of its further bytes would take."""
-    lines = []
-    for shape, epilogues in content.get("epilogues", {}).items():
-        bare = epilogues.get("scale", {})
-        for epilogue, facts in epilogues.items():
-            if "us" in facts and "us" in bare:
-                bytes_us = (facts["bytes"] - bare["bytes"]) / content["ceilings"]["copy_bytes_per_s"] * 1e6
-                cells = (f"`{shape}`", epilogue, f"{facts['us']:.1f}", f"{facts['us'] / bare['us']:.2f}x")
-                lines.append(f"| {' | '.join(cells)} | {facts['us'] - bare['us']:+.1f} | {bytes_us:+.1f} |")
-    heads = "| convolution | epilogue | us | of scale | more | its bytes |\n|---|---|--:|--:|--:|--:|"
-    return "\n".join([heads, *lines]) if lines else ""
+    """Markdown: the time with a scale alone; with each other epilogue how much more, and the time to copy its bytes."""
+    found = content.get("epilogues", {})
+    epilogues_of = {shape: epilogues for shape, epilogues in found.items() if "us" in epilogues.get("scale", {})}
+    names = [name for name in next(iter(epilogues_of.values()), {}) if name != "scale"]
+    lines = [("convolution", "scale", *names)]
+    for shape, epilogues in epilogues_of.items():
+        bare = epilogues["scale"]
+        cells = []
+        for facts in (epilogues[name] for name in names):
+            bytes_us = (facts["bytes"] - bare["bytes"]) / content["ceilings"]["copy_bytes_per_s"] * 1e6
+            more = f"{facts['us'] / bare['us']:.2f}x {facts['us'] - bare['us']:+.1f}" if "us" in facts else "-"
+            cells.append(more + (f" ({bytes_us:.1f})" if bytes_us > 0.05 else ""))
+        lines.append((f"`{shape}`", f"{bare['us']:.1f}", *cells))
+    return _markdown(lines) if names else ""
 
 
 def ratios(name: str, rows: Sequence[Row], of: Callable[[Row], float | None]) -> str:
@@ -140,12 +177,9 @@ def summary(content: dict[str, Any]) -> str:
     main = [row for row in rows if row.epilogue == MAIN]
     lines = [f"{content['about']}; ceilings {content['ceilings']}"]
     lines.append(f"{len(rows)} rows from {len({row.data['process'] for row in rows})} process(es)")
-    networks = sorted({name for row in main for name in row.data["networks"]})
-    groups = {"all": main} | {name: [row for row in main if name in row.data["networks"]] for name in networks}
-    for name, group in groups.items():
-        lines.append(ratios(f"mosaic, {name}: vs XLA FP8", group, lambda row: row.ratio("xla_fp8", "mosaic")))
-        lines.append(ratios(f"mosaic, {name}: vs XLA bf16", group, lambda row: row.ratio("xla_bf16", "mosaic")))
-    lines.append(ratios("mosaic vs the faster of the two", main, lambda row: row.against_xla("mosaic")))
+    lines.append(ratios("mosaic vs XLA FP8", main, _vs_fp8))
+    lines.append(ratios("mosaic vs XLA bf16", main, _vs_bf16))
+    lines.append(ratios("mosaic vs the faster of the two", main, _vs_faster))
     auto = ("mosaic", "cudnn", "xla_fp8")
     lines.append(ratios("auto, which picks, vs the faster of the two", main, lambda row: row.against_xla(*auto)))
     lines.append(ratios("highest vs XLA FP8", main, lambda row: row.ratio("xla_fp8", "highest")))
@@ -162,7 +196,7 @@ def summary(content: dict[str, Any]) -> str:
 
         lines.append(ratios(f"mosaic, {epilogue} / scale (time)", group, cost))
         if epilogue != MAIN:
-            lines.append(ratios(f"mosaic, {epilogue} vs XLA FP8", group, lambda row: row.ratio("xla_fp8", "mosaic")))
+            lines.append(ratios(f"mosaic, {epilogue} vs XLA FP8", group, _vs_fp8))
             lines.append(ratios(f"cudnn, {epilogue} vs XLA FP8", group, lambda row: row.ratio("xla_fp8", "cudnn")))
     guesses = sorted(guess for row in main if (guess := row.guess) is not None)
     if guesses:
@@ -218,7 +252,8 @@ def write(out: Path) -> None:
     """Prints all of it, and writes table.md and roofline.svg beside results.json."""
     content = json.loads((out / state.RESULTS).read_text())
     rows = [Row(row) for row in content["rows"].values()]
-    parts = []
+    main = [row for row in rows if row.epilogue == MAIN]
+    parts = [f"## networks\n\n{by_network(main)}\n"] if main else []
     for epilogue in dict.fromkeys(row.epilogue for row in rows):
         parts.append(f"## {epilogue}\n\n{table(row for row in rows if row.epilogue == epilogue)}\n")
     if epilogues := in_turn(content):

@@ -87,11 +87,23 @@ def test_the_summary_names_what_is_slower(bench: Any) -> None:
     ]
     content = {"about": {}, "ceilings": {}, "rows": {f"{r['shape']} {r['epilogue']}": r for r in rows}}
     text = bench.report.summary(content)
-    assert "mosaic, all: vs XLA FP8: geometric mean 1.26 over 2, least 0.80 (b), 1 below 1 ['b']" in text
+    assert "mosaic vs XLA FP8: geometric mean 1.26 over 2, least 0.80 (b), 1 below 1 ['b']" in text
     assert "mosaic vs the faster of the two: geometric mean 1.47 over 3, least 0.80 (b)" in text
     assert "of cuBLASLt, where the grid fills the GPU: geometric mean 0.92 over 2, least 0.90 (b)" in text
     assert "mosaic, amax / scale (time): geometric mean 1.01 over 1" in text
-    assert bench.report.table(map(bench.report.Row, rows)).count("| 2.00x |") == 2
+    table = bench.report.table(map(bench.report.Row, rows))
+    assert table.count("| 2.00x |") == 2
+    assert "XLA bf16" in table
+    assert "cudnn" not in table  # which nobody has measured
+    main = [bench.report.Row(one) for one in rows if one["epilogue"] == "amax"]
+    assert "| net | 3 | 1.26x | 0.80x | 2.88x | 2.00x | 1.47x | 0.80x |" in bench.report.by_network(main)
+
+
+def test_the_bytes_of_an_epilogue_are_told_apart(bench: Any) -> None:
+    epilogues = {"scale": {"us": 10.0, "bytes": 8e6}, "bias": {"us": 15.0, "bytes": 16e6}}
+    content = {"ceilings": {"copy_bytes_per_s": 4e12}, "epilogues": {"a": epilogues}}
+    assert "| convolution | scale | bias |" in bench.report.in_turn(content)
+    assert "| `a` | 10.0 | 1.50x +5.0 (2.0) |" in bench.report.in_turn(content)
 
 
 def run(out: Path, *arguments: str) -> None:
