@@ -240,6 +240,12 @@ class Walk:
                     self._positions[user] = self.position(user) if is_new else _behind(position)
                     pending.append(user)
 
+    def restart(self) -> None:
+        """Forgets what it keeps: the computation was changed other than by a rewrite that was told."""
+        self.computation.remove_dead()
+        self._positions.clear()
+        self.is_changed = True
+
     def finish(self) -> bool:
         """Puts the instructions into an order that the text may have; returns whether anything was rewritten."""
         if self.is_changed:

@@ -8,11 +8,12 @@ from xla_fp8.hlo import HloComputation, HloInstruction, Shape
 from xla_fp8.hlo.attributes import quote
 from xla_fp8.matmul import MATMUL_TARGET, MatmulCall
 from xla_fp8.passes.base import Refusal, RewritePass, Walk, with_operands
-from xla_fp8.passes.dequantization import Dequantized, fed_by_fp8, find_dequantized
+from xla_fp8.passes.dequantization import Dequantized, fed_by_fp8
+from xla_fp8.passes.dot import dequantized_dot_operand, dot_refusal, unsupported_dot
 from xla_fp8.passes.epilogue import Epilogue
 from xla_fp8.passes.matmul_epilogue import Addend, Factor, MatmulCapture, Places, operand_factors
 from xla_fp8.passes.matmul_form import DotDimensions, as_matrix, as_operand, from_matrix, pad
-from xla_fp8.passes.values import WIDE_TYPES, ChannelVector, take_place
+from xla_fp8.passes.values import ChannelVector, take_place
 from xla_fp8.target import Target
 
 
@@ -52,7 +53,7 @@ class GemmRewriter(RewritePass):
             return refusal
         operands: list[Dequantized] = []
         for side, operand in zip(("left", "right"), instruction.operands, strict=True):
-            found = self.operand(side, operand)
+            found = dequantized_dot_operand(side, operand, self.context)
             if isinstance(found, Refusal):
                 return found
             operands.append(found)
@@ -77,44 +78,12 @@ class GemmRewriter(RewritePass):
         self.replace(walk, instruction, operands, dimensions, plan, places, target)
         return None
 
-    def operand(self, side: str, operand: HloInstruction) -> Dequantized | Refusal:
-        """The FP8 tensor and scales behind an operand, or the first thing that is not one."""
-        found = find_dequantized(operand, of="dot")
-        if not isinstance(found, Refusal):
-            return found
-        if not fed_by_fp8(operand):
-            return Refusal(
-                "operand-not-fp8",
-                f"the {side} operand comes from {self.context.described(found.instruction)} and from no FP8 tensor",
-                f"quantize the {side} operand too: to float8_e4m3fn or float8_e5m2, with a scale",
-                found.instruction,
-            )
-        return Refusal(found.rule, f"the {side} operand: {found.reason}", found.advice, found.instruction)
-
     def unsupported(self, dot: HloInstruction, target: Target) -> Refusal | None:
         """Why a dot has no FP8 call, whatever its operands are; None where it may have one."""
         if reason := target.fp8_matmul_refusal():
             return Refusal("target", reason, "update CUDA, or compile for a newer device (--target)", dot)
-        shapes = [dot.shape, *(operand.shape for operand in dot.operands)]
-        if len(dot.operands) != 2 or dot.has_attribute("sparsity") or dot.has_attribute("algorithm"):
-            what = "is sparse, or asks for an algorithm by name"
-            return self._refusal("dot-algorithm", dot, what, "leave the algorithm to XLA (precision=None in JAX)")
-        if any(shape.is_dynamic for shape in shapes):
-            return self._refusal("dynamic-shape", dot, "has a dynamic shape", "give it static shapes")
-        if any(0 in shape.dimensions for shape in shapes):
-            return self._refusal(
-                "empty", dot, "has an operand or result without elements", "nothing to gain: there is no work in it"
-            )
-        if dot.shape.is_fp8:
-            return self._refusal(
-                "fp8-result",
-                dot,
-                f"accumulates in {dot.shape.element_type}: its result is FP8 with neither scale nor clamp",
-                "ask for a wide result (preferred_element_type=jnp.float32), then scale, clamp and convert",
-            )
-        if dot.shape.element_type not in WIDE_TYPES:
-            what = f"computes in {dot.shape.element_type}; the call computes in f32"
-            return self._refusal("wide-type", dot, what, "compute it in float32, bfloat16 or float16")
+        if refusal := unsupported_dot(dot, self.context):
+            return refusal
         dimensions = DotDimensions.of(dot)
         if not all(group for operand in (dimensions.lhs, dimensions.rhs) for group in operand[1:]):
             return self._refusal(
@@ -123,14 +92,10 @@ class GemmRewriter(RewritePass):
                 "is no product of two matrices: an operand has no dimension of its own, or none is summed over",
                 "leave it to XLA: a matrix times a vector is bound by memory",
             )
-        if dot.shape != dot.shape.with_default_layout() and dot.shape.layout is not None:
-            return self._refusal(
-                "layout", dot, f"has the layout {dot.shape.layout}", "read the module from before layout assignment"
-            )
         return None
 
     def _refusal(self, rule: str, dot: HloInstruction, what: str, advice: str) -> Refusal:
-        return Refusal(rule, f"{self.context.described(dot)} {what}", advice, dot)
+        return dot_refusal(rule, dot, self.context, what, advice)
 
     def replace(
         self,

@@ -38,6 +38,11 @@ class GraphCall:
     operand_precision: tuple[str, ...] = ()
 
     @property
+    def is_dot(self) -> bool:
+        """Whether it was a dot, [M, K] times [N, K]: a convolution without spatial dimensions (fused-dot-rewriter)."""
+        return self.dim_labels.spatial_rank == 0
+
+    @property
     def exact_sums(self) -> bool:
         """Whether the program asked for the highest precision of both operands: `precision=HIGHEST` in JAX."""
         return self.operand_precision == ("highest", "highest")

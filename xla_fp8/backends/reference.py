@@ -140,6 +140,9 @@ def convolution(
         # On a GPU, XLA would turn a convolution of converted FP8 operands into a cuDNN FP8 graph, and the reference
         # would be the thing that it is to check.
         lhs, rhs = lax.optimization_barrier((lhs, rhs))  # type: ignore[no-untyped-call]
+    if not labels.spatial_rank:
+        # XLA's own call of an FP8 dot sums in f32 where the precision says so, which is slower.
+        return _dot(lhs, rhs, labels, lax.Precision.HIGHEST if form == "exact" else lax.Precision.DEFAULT)
     reversed_dimensions = [d for d, w in zip(labels.kernel_spatial_dimensions, window, strict=True) if w.reversal]
     return lax.conv_general_dilated(
         lhs,
@@ -166,6 +169,13 @@ def convolution(
         precision=lax.Precision.HIGHEST,
         preferred_element_type=jnp.float32,
     )
+
+
+def _dot(lhs: jax.Array, rhs: jax.Array, labels: ConvolutionDimensionNumbers, precision: lax.Precision) -> jax.Array:
+    """A convolution without spatial dimensions, as the dot that it was: XLA's GPU compiler gives it to cuBLASLt."""
+    contracted = (labels.input_feature_dimension,), (labels.kernel_input_feature_dimension,)
+    y = lax.dot_general(lhs, rhs, (contracted, ((), ())), precision, jnp.float32)
+    return y if labels.output == "bf" else y.T
 
 
 def _padded(lhs: jax.Array, window: Window, labels: ConvolutionDimensionNumbers) -> tuple[jax.Array, Window]:
@@ -224,8 +234,8 @@ _OPS: Mapping[str, Callable[..., jax.Array]] = MappingProxyType(
 """Each op of `xla_fp8.graph.OPS` but conv, on f32 values: operands inside the graph first, then side operands."""
 
 _FUSIBLE_OPS: Mapping[str, Callable[..., jax.Array]] = MappingProxyType(
-    # Of a start value XLA makes a kernel of its own behind its convolution.
-    {**_OPS, "amax": lambda a: jnp.max(jnp.abs(a))}
+    # Of a start value XLA makes a kernel of its own behind its convolution; of a dot's gelu it knows this spelling.
+    {**_OPS, "amax": lambda a: jnp.max(jnp.abs(a)), "gelu_tanh": jax.nn.gelu}
 )
 
 

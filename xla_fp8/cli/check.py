@@ -85,6 +85,8 @@ def _check(
     def supports(call: GraphCall) -> cudnn.Support:
         by_rules = arguments.supports == "rules"
         answer = cudnn.support_by_rules(call, target) if by_rules else cudnn.support(call, target, properties)
+        if call.is_dot:
+            return answer  # no business of cuDNN's: the dot stays one
         answers.append((call, answer))
         return dataclasses.replace(answer, ok=True)  # so that the graph is made, and the next one asked about
 

@@ -14,7 +14,7 @@ from xla_fp8.cli import color
 from xla_fp8.errors import XlaFp8Error
 
 if TYPE_CHECKING:
-    from xla_fp8.target import Target
+    from xla_fp8.target import GraphCall, Target, Verdict
 
 
 def add_common(parser: argparse.ArgumentParser) -> None:
@@ -95,7 +95,14 @@ def target_of(arguments: argparse.Namespace) -> Target:
     ask = cudnn.support if arguments.supports == "cudnn" else cudnn.support_by_rules
     if arguments.dialect == "xla":
         return dataclasses.replace(target, supports=lambda call: cudnn.in_xla(ask(call, target), call))
-    return dataclasses.replace(target, supports=lambda call: ask(call, target))
+    return dataclasses.replace(target, supports=lambda call: (_mosaic if call.is_dot else ask)(call, target))
+
+
+def _mosaic(call: GraphCall, target: Target) -> Verdict:
+    """What `xla_fp8.jit` asks about a dot: of the backends only mosaic runs one."""
+    from xla_fp8.backends.registry import BACKENDS
+
+    return BACKENDS["mosaic"]().supports(call, target)
 
 
 @contextlib.contextmanager

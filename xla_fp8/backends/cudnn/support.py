@@ -41,6 +41,14 @@ class Support:
         return f"yes ({count}{self.source})"
 
 
+_LEFT_TO_XLA = Support(
+    False,
+    "it is a dot, which XLA gives to cuBLASLt; as a convolution, cuDNN would be slower",
+    "this package",
+    advice="leave it to XLA, or run it with backend='mosaic' on Hopper",
+)
+
+
 def support(call: GraphCall, target: Target, properties: str | None = None) -> Support:
     """Whether cuDNN has a plan for `call` on `target`.
 
@@ -50,6 +58,8 @@ def support(call: GraphCall, target: Target, properties: str | None = None) -> S
         properties: cuDNN's JSON of the device (`xla-fp8 doctor --save-target` writes it); what ships for the
             target's compute capability by default.
     """
+    if call.is_dot:
+        return _LEFT_TO_XLA
     if refusal := target.fp8_convolution_refusal():
         return Support(False, refusal, "the target's versions", rule="target", advice=_ANOTHER_TARGET)
     properties = properties or shipped_properties(target)
@@ -90,6 +100,8 @@ def _ask(call: GraphCall, compute_capability: tuple[int, ...], properties: str) 
 
 def support_by_rules(call: GraphCall, target: Target) -> Support:
     """As `support`, from the rules alone: the same answer on every machine."""
+    if call.is_dot:
+        return _LEFT_TO_XLA
     if refusal := target.fp8_convolution_refusal():
         return Support(False, refusal, "the target's versions", rule="target", advice=_ANOTHER_TARGET)
     return _by_rules(call, "asked for by name")
