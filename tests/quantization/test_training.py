@@ -204,6 +204,104 @@ def test_filter_gradients_convolve_bf16() -> None:
     assert jnp.bfloat16 in types
 
 
+WIDE_PAIRS = {
+    "dot": (xla_fp8.fp8_dot, lambda x, w: fake(x) @ fake(w), jnp.matmul),
+    "conv": (own_conv, lambda x, w: plain_conv(fake(x), fake(w)), plain_conv),
+}
+
+
+def with_wide_filter_gradient(pair: str) -> Any:
+    """The model to compare with: the value and the input gradient of fake quantization, the filter's of the plain
+    function; a rule that JAX differentiates by itself."""
+    _, rounded_function, plain = WIDE_PAIRS[pair]
+
+    @jax.custom_vjp
+    def function(x: jax.Array, w: jax.Array) -> jax.Array:
+        return rounded_function(x, w)
+
+    def backward(operands: Any, g: jax.Array) -> tuple[jax.Array, jax.Array]:
+        x, w = operands
+        (of_x,) = jax.linear_transpose(lambda x: plain(x, fake(w)), x)(fake_gradient(g))
+        (of_w,) = jax.linear_transpose(lambda w: plain(x, w), w)(g)
+        return of_x, of_w
+
+    function.defvjp(lambda x, w: (rounded_function(x, w), (x, w)), backward)
+    return function
+
+
+@pytest.mark.parametrize("pair", WIDE_PAIRS)
+def test_wide_filter_gradients_and_their_derivatives(pair: str) -> None:
+    """Of the operands as they are; all else is as with the gradient of FP8 tensors."""
+    *_, x, w = PAIRS[pair]
+
+    def own(x: jax.Array, w: jax.Array) -> jax.Array:
+        return WIDE_PAIRS[pair][0](x, w, power_of_two=True, filter_gradient="wide")
+
+    def squares(function: Any) -> Any:
+        return jax.grad(lambda x, w: sum(jnp.sum(g**2) for g in function(x, w)), (0, 1))
+
+    model = with_wide_filter_gradient(pair)
+    close(own(x, w), model(x, w))
+    first = jax.jit(jax.grad(loss(own), (0, 1)))
+    close(first(x, w), jax.grad(loss(model), (0, 1))(x, w))
+    assert not np.array_equal(first(x, w)[1], jax.grad(loss(PAIRS[pair][0]), 1)(x, w))
+    close(jax.jit(squares(first))(x, w), squares(jax.grad(loss(model), (0, 1)))(x, w), 1e-5)
+
+
+def test_wide_filter_gradients_leave_the_state_of_delayed_scaling_alone() -> None:
+    x, w = PAIRS["conv"][3:]
+    state = DelayedScaling.create(amax=4.0)
+
+    def observed(choice: str) -> Any:
+        return jax.grad(
+            lambda state: loss(lambda x, w: own_conv(x, w, scaling=state, filter_gradient=choice))(x, w), allow_int=True
+        )(state)
+
+    for wide, fp8 in zip(*(jax.tree.leaves(state.update(observed(c))) for c in ("wide", "fp8")), strict=True):
+        np.testing.assert_array_equal(wide, fp8)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "result", "is_wide"),
+    [(jnp.bfloat16, None, True), (jnp.float16, None, True), (jnp.float32, None, False), (jnp.bfloat16, "f4", False)],
+)
+def test_what_auto_is(dtype: Any, result: Any, is_wide: bool) -> None:
+    """Wide where nothing has to be converted: then the convolution of the filter gradient reads what the layer read."""
+    x, w = normal(2, 5, 5, 16, dtype=dtype), normal(3, 3, 16, 8, dtype=dtype)
+    options = {"preferred_element_type": result, **NUMBERS}
+    gradients = [
+        jax.grad(loss(lambda x, w, c=c: xla_fp8.fp8_conv(x, w, (1, 1), "SAME", **options, filter_gradient=c)), 1)(x, w)
+        for c in ("auto", "wide", "fp8")
+    ]
+    assert np.array_equal(gradients[0], gradients[1]) == is_wide
+    assert np.array_equal(gradients[0], gradients[2]) != is_wide
+    dots = [
+        jax.grad(loss(lambda x, w, c=c: xla_fp8.fp8_dot(x, w, filter_gradient=c)), 1)(x, w[0, 0])
+        for c in ("auto", "wide", "fp8")
+    ]
+    assert np.array_equal(dots[0], dots[2])
+    assert not np.array_equal(dots[0], dots[1])
+
+
+def test_a_wide_filter_gradient_converts_nothing() -> None:
+    """What the backward pass keeps is the input and the FP8 filter; its bf16 convolution reads them unconverted."""
+    x, w = normal(2, 6, 6, 16, dtype=jnp.bfloat16), normal(3, 3, 16, 16, dtype=jnp.bfloat16)
+
+    def conv(x: jax.Array, w: jax.Array) -> jax.Array:
+        return xla_fp8.fp8_conv(x, w, (1, 1), "SAME", **NUMBERS)
+
+    y, pullback = jax.vjp(conv, x, w)
+    kept = [leaf for leaf in jax.tree.leaves(pullback) if leaf.shape == x.shape]
+    assert [leaf.dtype for leaf in kept] == [jnp.bfloat16]
+    report = xla_fp8.explain(lambda x, w, g: jax.vjp(conv, x, w)[1](g))(x, w, y)
+    assert (len(report.rewritten), len(report.refused_fp8)) == (1, 0)  # the value is not asked for
+
+
+def test_a_wrong_filter_gradient_is_told() -> None:
+    with pytest.raises(xla_fp8.QuantizationError, match="filter_gradient='f8': expected one of 'auto', 'wide', 'fp8'"):
+        xla_fp8.fp8_dot(normal(4, 4), normal(4, 4), filter_gradient="f8")
+
+
 # Transforms
 
 

@@ -95,6 +95,7 @@ class Contraction:
             "dtype": recipe.dtype,
             "gradient_dtype": recipe.gradient_dtype,
             "power_of_two": recipe.power_of_two,
+            "filter_gradient": recipe.filter_gradient,
             "scale_across_vmap": across_vmap,
         }
 

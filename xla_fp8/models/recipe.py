@@ -11,6 +11,7 @@ from jax.typing import DTypeLike
 from xla_fp8.models.errors import ModelError
 from xla_fp8.quantization.delayed import DelayedScale, DelayedScaling
 from xla_fp8.quantization.numerics import fp8_dtype
+from xla_fp8.quantization.training import FilterGradient
 
 Scaling = Literal["dynamic", "delayed", "static"]
 Weights = Literal["tensor", "channel"]
@@ -27,6 +28,8 @@ class Recipe:
         dtype: FP8 type of inputs and weights.
         gradient_dtype: FP8 type of the gradients of outputs.
         weights: "tensor" gives a weight one scale, "channel" one for each output channel.
+        filter_gradient: what the gradient of a weight is computed from: "fp8" tensors, "wide" ones, or "auto", which is
+            wide for convolutions in 16 bits; `fp8_conv` has why.
         power_of_two: scales are powers of two.
         amax_history: how many steps an amax counts; of delayed scaling only.
         margin: delayed and static scales leave room for 2^margin times the largest amax seen.
@@ -43,6 +46,7 @@ class Recipe:
     dtype: DTypeLike = jnp.float8_e4m3fn
     gradient_dtype: DTypeLike = jnp.float8_e5m2
     weights: Weights = "tensor"
+    filter_gradient: FilterGradient = "auto"
     power_of_two: bool = False
     amax_history: int = 16
     margin: float = 0.0
@@ -54,7 +58,8 @@ class Recipe:
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", fp8_dtype(self.dtype))
         object.__setattr__(self, "gradient_dtype", fp8_dtype(self.gradient_dtype))
-        for name, allowed in (("scaling", get_args(Scaling)), ("weights", get_args(Weights))):
+        for name, kinds in (("scaling", Scaling), ("weights", Weights), ("filter_gradient", FilterGradient)):
+            allowed = get_args(kinds)
             if getattr(self, name) not in allowed:
                 raise ModelError(f"{name}={getattr(self, name)!r}: expected one of {', '.join(map(repr, allowed))}")
         for name, least in (("amax_history", 1), ("keep_first", 0), ("keep_last", 0), ("channel_multiple", 1)):

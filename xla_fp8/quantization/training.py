@@ -2,11 +2,11 @@
 
     forward    y  = contract(lhs8, rhs8)          lhs and rhs quantized to e4m3
     backward   dlhs = contract(g8, rhs8)          g quantized to e5m2
-               drhs = contract(g8, lhs8)
+               drhs = contract(g8, lhs8), or contract(g, lhs) where that is faster: see `FilterGradient`
 
-The casts are passed straight through. What is kept for the backward pass is lhs8 and rhs8: a quarter of the bytes of
-f32, also where jax.lax.scan stacks them. Second derivatives are those of the same formulas, with every cast straight
-through; their contractions read dequantized tensors and cotangents that are not quantized.
+The casts are passed straight through. What is kept for the backward pass is lhs8 (or lhs) and rhs8, FP8 being a quarter
+of the bytes of f32, also where jax.lax.scan stacks them. Second derivatives are those of the same formulas, with every
+cast straight through; their contractions read dequantized tensors and cotangents that are not quantized.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +30,15 @@ from xla_fp8.quantization.float8 import Float8
 from xla_fp8.quantization.numerics import amax_of, fp8_dtype
 from xla_fp8.quantization.quantize import quantize
 
+FilterGradient = Literal["auto", "wide", "fp8"]
+"""What the gradient of rhs is computed from.
+
+"fp8": from the FP8 tensors, as the other two contractions. "wide": from lhs and the gradient of the result as they are.
+"auto": wide of convolutions in 16 bits. No FP8 kernel computes filter gradients faster than bf16's (docs/benchmarks.md,
+"Gradients"), so FP8 tensors would be converted back first, a pass over each; and in 16 bits lhs is mostly kept anyway,
+by the activation that made it. In f32 the convolution would be slower than the conversion.
+"""
+
 
 def fp8_dot(
     lhs: jax.Array,
@@ -42,6 +51,7 @@ def fp8_dot(
     power_of_two: bool = False,
     preferred_element_type: DTypeLike | None = None,
     scale_across_vmap: bool = False,
+    filter_gradient: FilterGradient = "auto",
 ) -> jax.Array:
     """A matmul in FP8 that can be trained through: quantizes lhs and rhs, and backward the gradient of the result.
 
@@ -57,9 +67,10 @@ def fp8_dot(
         preferred_element_type: type of the result; that of lhs and rhs, promoted, if None. The dot is in f32.
         scale_across_vmap: under jax.vmap a dynamic scale is that of all examples together, as of a batch dimension, and
             not one for each: what FP8 convolutions and matmuls take. It is that of the innermost vmap.
+        filter_gradient: what the gradient of rhs is computed from, see `FilterGradient`; "auto" is "fp8".
 
     Raises:
-        QuantizationError: an operand of another type.
+        QuantizationError: an operand of another type; a filter_gradient that there is not.
     """
     if dimension_numbers is None:
         dimension_numbers = (((jnp.ndim(lhs) - 1,), (0,)), ((), ()))
@@ -67,7 +78,10 @@ def fp8_dot(
     dot = _Dot(
         ((tuple(contracted[0]), tuple(contracted[1])), (tuple(batch[0]), tuple(batch[1]))),
     )
-    return _call(dot, lhs, rhs, scaling, dtype, gradient_dtype, power_of_two, preferred_element_type, scale_across_vmap)
+    recipe = _recipe(
+        dot, lhs, rhs, dtype, gradient_dtype, power_of_two, preferred_element_type, scale_across_vmap, filter_gradient
+    )
+    return _contract(recipe, jnp.asarray(lhs), jnp.asarray(rhs), scaling)
 
 
 def fp8_conv(
@@ -87,22 +101,25 @@ def fp8_conv(
     power_of_two: bool = False,
     preferred_element_type: DTypeLike | None = None,
     scale_across_vmap: bool = False,
+    filter_gradient: FilterGradient = "auto",
     filter_gradient_dtype: DTypeLike = jnp.bfloat16,
 ) -> jax.Array:
     """A convolution in FP8 that can be trained through: quantizes input and filter, and backward the gradient.
 
-    Under `xla_fp8.jit` the forward convolution and the input gradient of stride 1 become FP8 graphs. Filter gradients
-    do not; they convolve the same FP8 numbers, converted to `filter_gradient_dtype`, and are scaled in f32.
+    Under `xla_fp8.jit` the forward convolution and the input gradient become FP8 graphs. Filter gradients do not.
 
     Args:
         lhs, rhs: input and filter, float32, bfloat16 or float16.
         window_strides, padding, lhs_dilation, rhs_dilation, dimension_numbers, feature_group_count,
         batch_group_count: as jax.lax.conv_general_dilated has them.
         scaling, dtype, gradient_dtype, power_of_two, preferred_element_type, scale_across_vmap: as `fp8_dot` has them.
-        filter_gradient_dtype: bfloat16 holds every FP8 number; the sum is rounded to it.
+        filter_gradient: what the filter's gradient is computed from, see `FilterGradient`; "auto" is "wide" where
+            input and result are bfloat16, or both float16.
+        filter_gradient_dtype: FP8 tensors are converted to it for the filter's gradient, which is then scaled in f32.
+            bfloat16 holds every FP8 number; the sum is rounded to it.
 
     Raises:
-        QuantizationError: an operand of another type.
+        QuantizationError: an operand of another type; a filter_gradient that there is not.
     """
     numbers = lax.conv_dimension_numbers(lhs.shape, rhs.shape, dimension_numbers)
     conv = _Conv(
@@ -115,9 +132,10 @@ def fp8_conv(
         batch_group_count,
         jnp.dtype(filter_gradient_dtype),
     )
-    return _call(
-        conv, lhs, rhs, scaling, dtype, gradient_dtype, power_of_two, preferred_element_type, scale_across_vmap
+    recipe = _recipe(
+        conv, lhs, rhs, dtype, gradient_dtype, power_of_two, preferred_element_type, scale_across_vmap, filter_gradient
     )
+    return _contract(recipe, jnp.asarray(lhs), jnp.asarray(rhs), scaling)
 
 
 # What is contracted
@@ -146,17 +164,17 @@ class Cast:
         q = lax.stop_gradient(self.q)
         return straight_through(q.unscaled(dtype), self.through.astype(jnp.float32) / q.scale)
 
-    def like(self, gradient: jax.Array) -> jax.Array:
-        """A cotangent in the tensor's own type."""
-        return gradient.astype(self.through.dtype)
-
 
 class Contraction(Protocol):
-    """A function of lhs and rhs that is linear in each."""
+    """A function of lhs and rhs that is linear in each. Of the operand that a gradient is of, shape and type count.
 
-    def forward(self, lhs: Cast, rhs: Cast) -> jax.Array: ...
-    def lhs_gradient(self, g: Cast, lhs: Cast, rhs: Cast) -> jax.Array: ...
-    def rhs_gradient(self, g: Cast, lhs: Cast, rhs: Cast) -> jax.Array: ...
+    `prefers_wide`: whether "auto" is "wide", with lhs and result of these types.
+    """
+
+    def apply(self, lhs: jax.Array, rhs: jax.Array) -> jax.Array: ...
+    def lhs_gradient(self, g: Cast, lhs: jax.Array, rhs: Cast) -> jax.Array: ...
+    def rhs_gradient(self, g: Cast, lhs: Cast, rhs: jax.Array) -> jax.Array: ...
+    def prefers_wide(self, lhs: np.dtype[Any], result: np.dtype[Any]) -> bool: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,14 +184,14 @@ class _Dot:
     def apply(self, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
         return lax.dot_general(lhs, rhs, self.dimension_numbers)
 
-    def forward(self, lhs: Cast, rhs: Cast) -> jax.Array:
-        return self.apply(lhs.wide, rhs.wide)
-
-    def lhs_gradient(self, g: Cast, lhs: Cast, rhs: Cast) -> jax.Array:
+    def lhs_gradient(self, g: Cast, lhs: jax.Array, rhs: Cast) -> jax.Array:
         return _transposed(lambda x: self.apply(x, rhs.wide), lhs, g.wide)
 
-    def rhs_gradient(self, g: Cast, lhs: Cast, rhs: Cast) -> jax.Array:
+    def rhs_gradient(self, g: Cast, lhs: Cast, rhs: jax.Array) -> jax.Array:
         return _transposed(lambda x: self.apply(lhs.wide, x), rhs, g.wide)
+
+    def prefers_wide(self, lhs: np.dtype[Any], result: np.dtype[Any]) -> bool:
+        return False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,23 +218,23 @@ class _Conv:
             self.batch_group_count,
         )
 
-    def forward(self, lhs: Cast, rhs: Cast) -> jax.Array:
-        return self.apply(lhs.wide, rhs.wide)
-
-    def lhs_gradient(self, g: Cast, lhs: Cast, rhs: Cast) -> jax.Array:
+    def lhs_gradient(self, g: Cast, lhs: jax.Array, rhs: Cast) -> jax.Array:
         return _transposed(lambda x: self.apply(x, rhs.wide), lhs, g.wide)
 
-    def rhs_gradient(self, g: Cast, lhs: Cast, rhs: Cast) -> jax.Array:
+    def rhs_gradient(self, g: Cast, lhs: Cast, rhs: jax.Array) -> jax.Array:
         wide = self.filter_gradient_dtype
         unscaled = lhs.unscaled(wide)
         gradient = _transposed(lambda x: self.apply(unscaled, x), rhs, g.unscaled(wide), wide)
         return gradient.astype(jnp.float32) * (lhs.q.scale * g.q.scale)
 
+    def prefers_wide(self, lhs: np.dtype[Any], result: np.dtype[Any]) -> bool:
+        return lhs == result and lhs.itemsize == 2
 
-def _transposed(function: Any, operand: Cast, cotangent: jax.Array, dtype: DTypeLike = jnp.float32) -> jax.Array:
+
+def _transposed(function: Any, operand: jax.Array, cotangent: jax.Array, dtype: DTypeLike = jnp.float32) -> jax.Array:
     """The transpose of a function that is linear in a tensor of the operand's shape, applied to a cotangent."""
     # Not a bare ShapeDtypeStruct: inside shard_map it matters over which mesh axes a tensor varies.
-    aval = jax.eval_shape(lambda x: x.astype(dtype), operand.through)
+    aval = jax.eval_shape(lambda x: x.astype(dtype), operand)
     (result,) = jax.linear_transpose(function, aval)(cotangent)
     return jnp.asarray(result)
 
@@ -226,7 +244,7 @@ def _transposed(function: Any, operand: Cast, cotangent: jax.Array, dtype: DType
 
 @dataclasses.dataclass(frozen=True)
 class _Recipe:
-    """What is static of one call. All but contraction and result are of dynamic scales."""
+    """What is static of one call. dtype, gradient_dtype, power_of_two and across_vmap are of dynamic scales."""
 
     contraction: Contraction
     dtype: np.dtype[np.generic]
@@ -234,19 +252,20 @@ class _Recipe:
     power_of_two: bool
     across_vmap: bool
     result: np.dtype[np.generic]
+    is_wide: bool
 
 
-def _call(
+def _recipe(
     contraction: Contraction,
     lhs: jax.Array,
     rhs: jax.Array,
-    scaling: DelayedScaling | None,
     dtype: DTypeLike,
     gradient_dtype: DTypeLike,
     power_of_two: bool,
     preferred_element_type: DTypeLike | None,
     across_vmap: bool,
-) -> jax.Array:
+    filter_gradient: FilterGradient,
+) -> _Recipe:
     operands: list[tuple[Any, str]] = [(lhs, "lhs"), (rhs, "rhs")]
     for operand, name in operands:
         if isinstance(operand, Float8):
@@ -254,10 +273,14 @@ def _call(
                 f"{name} is a Float8: fp8_dot and fp8_conv quantize by themselves, and give a Float8 no gradient. Pass "
                 "the tensor that it was made of, or multiply with xla_fp8.dot_general"
             )
-    lhs, rhs = jnp.asarray(lhs), jnp.asarray(rhs)
+    if filter_gradient not in get_args(FilterGradient):
+        expected = ", ".join(map(repr, get_args(FilterGradient)))
+        raise QuantizationError(f"filter_gradient={filter_gradient!r}: expected one of {expected}")
     result = jnp.dtype(preferred_element_type or jnp.result_type(lhs, rhs))
-    recipe = _Recipe(contraction, fp8_dtype(dtype), fp8_dtype(gradient_dtype), power_of_two, across_vmap, result)
-    return _contract(recipe, lhs, rhs, scaling)
+    is_wide = filter_gradient == "wide"
+    if filter_gradient == "auto":
+        is_wide = contraction.prefers_wide(jnp.result_type(lhs), result)
+    return _Recipe(contraction, fp8_dtype(dtype), fp8_dtype(gradient_dtype), power_of_two, across_vmap, result, is_wide)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -269,19 +292,26 @@ def _forward(recipe: _Recipe, lhs: jax.Array, rhs: jax.Array, scaling: DelayedSc
     states = _states(lax.stop_gradient(scaling))
     left, left_amax = _cast(lhs, recipe, recipe.dtype, states[0])
     right, right_amax = _cast(rhs, recipe, recipe.dtype, states[1])
-    y = recipe.contraction.forward(left, right).astype(recipe.result)
-    return y, (left, right, states, (left_amax, right_amax))
+    y = recipe.contraction.apply(left.wide, right.wide).astype(recipe.result)
+    return y, (lhs if recipe.is_wide else left, right, states, (left_amax, right_amax))
 
 
 def _backward(recipe: _Recipe, residuals: Any, g: jax.Array) -> tuple[jax.Array, jax.Array, DelayedScaling | None]:
     left, right, states, amaxes = residuals
+    contraction, lhs, rhs = recipe.contraction, left if recipe.is_wide else left.through, right.through
     gradient, amax = _cast(g, recipe, recipe.gradient_dtype, states[2])
+    if recipe.is_wide:
+        common = jnp.promote_types(lhs.dtype, g.dtype)
+        wide = lhs.astype(common)
+        rhs_gradient = _transposed(lambda x: contraction.apply(wide, x), rhs, g.astype(common), common)
+    else:
+        rhs_gradient = contraction.rhs_gradient(gradient, left, rhs)
     observed = None
     if states[2] is not None:
         observed = DelayedScaling(*map(observation, states, (*amaxes, amax)))
     return (
-        left.like(recipe.contraction.lhs_gradient(gradient, left, right)),
-        right.like(recipe.contraction.rhs_gradient(gradient, left, right)),
+        contraction.lhs_gradient(gradient, lhs, right).astype(lhs.dtype),
+        rhs_gradient.astype(rhs.dtype),
         observed,
     )
 
