@@ -21,7 +21,8 @@ from xla_fp8.backends.mosaic.configs import Config
 from xla_fp8.backends.protocol import Backend, Implementation, No
 from xla_fp8.backends.registry import backends_for, choose
 from xla_fp8.hlo.literal import numpy_dtype
-from xla_fp8.target import GraphCall, Target
+from xla_fp8.passes.conv_fp8_fallback import Fp8FallbackWarning
+from xla_fp8.target import GraphCall, Target, advice_of, rule_of
 
 H200 = Target.parse("h200")
 SCALE = "1:[f32]conv();2:[f8e4m3fn]scale(1);"
@@ -108,6 +109,32 @@ def test_what_it_refuses_and_why(name: str) -> None:
     assert not verdict.ok
     assert reason in verdict.reason
     assert not backend.configs(refused, H200)
+
+
+def test_a_refusal_has_a_rule_where_xla_has_no_kernel_either() -> None:
+    """Depthwise it has none, so the convolution runs in bf16; in groups of many channels the chain is left to it."""
+    depthwise = MosaicBackend().supports(call(groups=64, channels=64, features=64), H200)
+    assert "this one has 64 groups" in depthwise.reason
+    assert (rule_of(depthwise), advice_of(depthwise)[:15]) == ("grouped-channels", "give each group")
+    assert rule_of(MosaicBackend().supports(REFUSED["3-D"][0], H200)) == "spatial-dimensions"
+    assert rule_of(MosaicBackend().supports(call(groups=2), H200)) == ""
+    assert rule_of(MosaicBackend().supports(call(), Target.parse("a100"))) == "target"
+
+
+def test_what_it_refuses_when_named_runs_in_bf16_and_is_told() -> None:
+    def depthwise(x: jax.Array, w: jax.Array) -> jax.Array:
+        numbers = ("NHWC", "OHWI", "NHWC")
+        y = jax.lax.conv_general_dilated(
+            *(x.astype(jnp.float32), w.astype(jnp.float32), (1, 1), "SAME"),
+            dimension_numbers=numbers,
+            feature_group_count=16,
+        )
+        return jnp.clip(y, -448, 448).astype(jnp.float8_e4m3fn)
+
+    shapes = [jax.ShapeDtypeStruct(s, jnp.float8_e4m3fn) for s in ((2, 8, 8, 16), (16, 3, 3, 1))]  # type: ignore[no-untyped-call]
+    with pytest.warns(Fp8FallbackWarning, match="no grouped convolutions, and this one has 16 groups; it runs in bf16"):
+        report = xla_fp8.jit(depthwise, backend="mosaic", target="h200").report(*shapes)
+    assert "it runs in bf16" in str(report)
 
 
 @pytest.mark.parametrize("target", ["a100", "l40s", "b200"])

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from xla_fp8.backends.cudnn.support import in_xla, support_by_rules
 from xla_fp8.backends.mosaic import configs
 from xla_fp8.backends.mosaic.configs import Config
 from xla_fp8.backends.mosaic.epilogue import Epilogue, epilogue_of
@@ -57,22 +58,32 @@ class MosaicBackend:
         return f"kernel {KERNEL_VERSION}, JAX {jax.__version__}"
 
     def supports(self, call: GraphCall, target: Target) -> Verdict:
-        """Yes, or No with the reason: the target, the convolution, the epilogue, or that no tile fits the machine."""
+        """Yes, or No with the reason: the target, the convolution, the epilogue, or that no tile fits the machine.
+
+        With a rule where XLA, to which the chain would be left, has no FP8 kernel for it either: then it runs in bf16.
+        """
+        refusal = self._refusal(call, target)
+        if not refusal:
+            return Yes()
+        left = in_xla(support_by_rules(call, target), call)
+        return No(refusal, rule=left.rule, advice=left.advice)
+
+    def _refusal(self, call: GraphCall, target: Target) -> str:
         # The tensor core instruction (wgmma) is Hopper's alone: neither Ada before nor Blackwell after has it.
         if target.compute_capability != (9, 0):
-            return No(
+            return (
                 "the kernel needs compute capability 9.0 (Hopper), and the target has "
                 f"{format_version(target.compute_capability)}"
             )
         plan = _plan(call)
         if isinstance(plan, No):
-            return plan
+            return plan.reason
         if not self._generate(call, plan):
-            return No(
+            return (
                 "no tile fits the shared memory of a multiprocessor beside what the graph "
                 f"{call.graph} reads and stores"
             )
-        return Yes()
+        return ""
 
     def configs(self, call: GraphCall, target: Target) -> Sequence[Config]:
         """Tile sizes for the call, the one that the model of `configs` prefers first. Empty where not supported."""
