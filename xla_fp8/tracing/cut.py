@@ -1,7 +1,8 @@
 """The cut: which equations of a jaxpr become regions, the only parts of a function that go through HLO text.
 
 A region holds FP8 convolutions and dots with what quantizes and follows them: back to the FP8 tensors that are read,
-forward through the epilogue. It is convex (no path leaves it and comes back), because it becomes one equation.
+forward through the epilogue. Or it holds one or more quantizations that belong to none of these and that kernels run.
+It is convex (no path leaves it and comes back), because it becomes one equation.
 Everything else stays JAX; an equation that holds jaxprs (scan, cond, while, shard_map, checkpoint, custom_vjp) has them
 cut in turn.
 """
@@ -10,22 +11,18 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
-import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from xla_fp8 import _jax_compat
+from xla_fp8.tracing.data_flow import DataFlow
 from xla_fp8.tracing.equations import (
     BODIES,
-    CHAIN,
     CONTRACTIONS,
     DERIVATIVE_RULES,
     RULES,
     Equation,
     Jaxpr,
-    bodies,
-    has_contraction,
-    is_chain,
     is_fp8,
     is_literal,
     is_plain,
@@ -33,6 +30,7 @@ from xla_fp8.tracing.equations import (
     variables,
 )
 from xla_fp8.tracing.inline import inline_calls, substituted
+from xla_fp8.tracing.quantizations import is_cast, quantizations
 
 REGION = "xla_fp8_region"
 """How the name of the primitive starts that a region is an equation of."""
@@ -47,11 +45,15 @@ class Hooks:
             source from.
         rewrite_rule: given a custom_vjp or custom_vmap equation, returns it with its rule rewritten.
         refuse: told of each FP8 convolution or dot that must stay with JAX.
+        make_quantization: as make_region, of quantizations.
+        quantizes: whether a cast to FP8 is worth a region, where the amax of what it casts scales it.
     """
 
     make_region: Callable[[Jaxpr, list[Any], list[Any], Equation], Equation]
     rewrite_rule: Callable[[Equation], Equation]
     refuse: Callable[[Equation], None]
+    make_quantization: Callable[[Jaxpr, list[Any], list[Any], Equation], Equation]
+    quantizes: Callable[[Equation], bool]
 
 
 def cut(jaxpr: Jaxpr, hooks: Hooks) -> Jaxpr:
@@ -79,9 +81,27 @@ def cut(jaxpr: Jaxpr, hooks: Hooks) -> Jaxpr:
         equation if i in members else _with_cut_bodies(equation, hooks) for i, equation in enumerate(equations)
     ]
     groups = _convex_groups(flow, members, seeds)
-    regions = {group[0]: _region(flow, group, members, outvars, hooks) for group in groups}
-    ordered = _contracted(equations, flow, groups, regions)
+    regions = {group[0]: _region(flow, group, members, outvars, hooks.make_region) for group in groups}
+    ordered = _with_quantizations(_contracted(equations, flow, groups, regions), outvars, hooks)
     return _jax_compat.with_equations(jaxpr, _without_unused(ordered, outvars), outvars)
+
+
+def _with_quantizations(equations: list[Equation], outvars: Sequence[Any], hooks: Hooks) -> list[Equation]:
+    """The equations with quantizations in regions, of what is in none: a second cut, which leaves the first alone."""
+    if not any(e.primitive.name == "reduce_max" for e in equations) or not any(
+        is_cast(e) and hooks.quantizes(e) for e in equations
+    ):
+        return equations
+    flow = DataFlow(equations)
+    found = quantizations(flow, outvars, hooks.quantizes)
+    members = {i for _, group in found for i in group}
+    groups = [group for group in _convex_groups(flow, members, [cast for cast, _ in found]) if _has_amax(flow, group)]
+    regions = {group[0]: _region(flow, group, members, outvars, hooks.make_quantization) for group in groups}
+    return _contracted(equations, flow, groups, regions)
+
+
+def _has_amax(flow: DataFlow, group: Sequence[int]) -> bool:
+    return any(flow.equations[i].primitive.name == "reduce_max" for i in group)
 
 
 def _with_cut_bodies(equation: Equation, hooks: Hooks) -> Equation:
@@ -96,62 +116,6 @@ def _with_cut_bodies(equation: Equation, hooks: Hooks) -> Equation:
         elif value is not None:
             params[name] = cut(value, hooks)
     return equation.replace(params=params)
-
-
-class DataFlow:
-    """Who makes and who reads each variable of a list of equations, by index."""
-
-    def __init__(self, equations: Sequence[Equation]) -> None:
-        self.equations = equations
-        self.producer: dict[Any, int] = {v: i for i, e in enumerate(equations) for v in e.outvars}
-        self.consumers: dict[Any, list[int]] = {}
-        for i, equation in enumerate(equations):
-            for variable in dict.fromkeys(variables(equation.invars)):
-                self.consumers.setdefault(variable, []).append(i)
-        self.chain = [is_chain(equation) for equation in equations]
-        self.predecessors: list[list[int]] = [
-            sorted({self.producer[a] for a in variables(e.invars) if a in self.producer}) for e in equations
-        ]
-        # Effects keep their order: each depends on the one before it.
-        effectful = [i for i, equation in enumerate(equations) if equation.effects]
-        for before, after in itertools.pairwise(effectful):
-            self.predecessors[after].append(before)
-        self.dequantized = self._dequantized()
-
-    def _dequantized(self) -> set[Any]:
-        """Variables that hold an FP8 tensor, or what a chain made of one."""
-        found: set[Any] = set()
-        for i, equation in enumerate(self.equations):
-            # By name: a chain of symbolic shapes, which no region takes, is one all the same.
-            passes_on = self.chain[i] or equation.primitive.name in CHAIN
-            if passes_on and any(self.holds_fp8(atom, found) for atom in equation.invars):
-                found.update(equation.outvars)
-                continue
-            found.update([v for v in equation.outvars if is_fp8(v.aval)])
-            # A call that quantizes and dequantizes within itself ("fake quantization").
-            if self.chain[i] and any(mentions_fp8(body) for body in bodies(equation)):
-                found.update(equation.outvars)
-        return found
-
-    @staticmethod
-    def holds_fp8(atom: Any, dequantized: set[Any]) -> bool:
-        return not is_literal(atom) and (is_fp8(atom.aval) or atom in dequantized)
-
-    def is_seed(self, index: int) -> bool:
-        """Whether an equation is a convolution or dot of something that was FP8, or a call with one inside."""
-        equation = self.equations[index]
-        if equation.primitive.name in CONTRACTIONS:
-            return any(self.holds_fp8(atom, self.dequantized) for atom in equation.invars)
-        if equation.primitive.name not in DERIVATIVE_RULES:
-            return False
-        return any(_has_seed(body) for body in bodies(equation))
-
-
-def _has_seed(jaxpr: Jaxpr) -> bool:
-    if not has_contraction(jaxpr):
-        return False
-    flow = DataFlow(list(inline_calls(_jax_compat.open_jaxpr(jaxpr).eqns)))
-    return any(flow.is_seed(i) for i in range(len(flow.equations)))
 
 
 def _members(flow: DataFlow, seeds: Iterable[int]) -> set[int]:
@@ -260,7 +224,13 @@ def _contracted(
     return ordered
 
 
-def _region(flow: DataFlow, group: Sequence[int], members: set[int], outvars: Iterable[Any], hooks: Hooks) -> Equation:
+def _region(
+    flow: DataFlow,
+    group: Sequence[int],
+    members: set[int],
+    outvars: Iterable[Any],
+    make: Callable[[Jaxpr, list[Any], list[Any], Equation], Equation],
+) -> Equation:
     own = set(group)
     equations = [flow.equations[i] for i in _with_operands(flow, group, members)]
     made = {variable for equation in equations for variable in equation.outvars}
@@ -274,8 +244,8 @@ def _region(flow: DataFlow, group: Sequence[int], members: set[int], outvars: It
         if variable in results or any(reader not in own for reader in flow.consumers.get(variable, ()))
     ]
     closed = _jax_compat.close_equations(inputs, outputs, equations, REGION)
-    contraction = next(e for e in equations if e.primitive.name in CONTRACTIONS | DERIVATIVE_RULES)
-    return hooks.make_region(closed, inputs, outputs, contraction)
+    named = (e for e in equations if e.primitive.name in CONTRACTIONS | DERIVATIVE_RULES)
+    return make(closed, inputs, outputs, next(named, equations[-1]))
 
 
 def _without_unused(equations: Sequence[Equation], outvars: Iterable[Any]) -> list[Equation]:

@@ -9,6 +9,9 @@ from xla_fp8.backends.protocol import Backend
 from xla_fp8.report import Report
 from xla_fp8.target import Target
 
+_REWRITER = "dynamic-quantize-rewriter"
+_QUANTIZATIONS = ("call-inliner", "simplify", _REWRITER, "dce")
+
 
 @dataclasses.dataclass(frozen=True)
 class Options:
@@ -20,6 +23,7 @@ class Options:
     tell: called with the report of each region that a transformation made (vmap, grad), when it is lowered; what the
         function itself became is told when it is traced.
     of_transformation: whether a transformation made the regions that have these options.
+    of_quantization: whether the regions that have these options hold quantizations, and no convolution or dot.
     """
 
     passes: tuple[str, ...] | None = None
@@ -28,6 +32,7 @@ class Options:
     strict: bool = False
     tell: Callable[[Report], object] | None = dataclasses.field(default=None, compare=False, repr=False)
     of_transformation: bool = dataclasses.field(default=False, compare=False, repr=False)
+    of_quantization: bool = dataclasses.field(default=False, compare=False, repr=False)
 
     @property
     def for_passes(self) -> Options:
@@ -38,3 +43,14 @@ class Options:
     def transformed(self) -> Options:
         """The options of what a transformation makes."""
         return dataclasses.replace(self, of_transformation=True)
+
+    @property
+    def takes_quantizations(self) -> bool:
+        """Whether quantizations become regions: in the default pipeline, and where their pass is named."""
+        return self.passes is None or _REWRITER in self.passes
+
+    @property
+    def of_quantizations(self) -> Options:
+        """The options of regions of quantizations. That one of them stays as it is is nothing to be strict about."""
+        passes = _QUANTIZATIONS if self.passes is None else self.passes
+        return dataclasses.replace(self, passes=passes, strict=False, tell=None, of_quantization=True)

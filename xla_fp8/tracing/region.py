@@ -7,6 +7,7 @@ result again, so that the batched function, the tangent function and its transpo
 from __future__ import annotations
 
 import functools
+import math
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -16,6 +17,7 @@ from jax.extend import core
 from jax.interpreters import ad, batching
 
 from xla_fp8 import _jax_compat
+from xla_fp8.backends.quantize import choice
 from xla_fp8.backends.registry import backends_for, platform_name
 from xla_fp8.hlo.garbage import collection_paused
 from xla_fp8.tracing.cut import REGION, Hooks, cut
@@ -37,11 +39,14 @@ def is_region(equation: Equation) -> bool:
 def cut_jaxpr(jaxpr: Jaxpr, options: Options) -> Jaxpr:
     """`jaxpr` with its FP8 chains in regions, open or closed as it was; itself where it has none."""
 
-    backends = backends_for(options.backend, platform_name(jax.default_backend()))
+    platform = platform_name(jax.default_backend())
+    backends = backends_for(options.backend, platform)
     family = Family()
     primitive = opaque_region_p if any(backend.opaque for backend in backends) else region_p
 
-    def make_region(closed: Jaxpr, inputs: list[Any], outputs: list[Any], source: Equation) -> Equation:
+    def make_region(
+        closed: Jaxpr, inputs: list[Any], outputs: list[Any], source: Equation, options: Options = options
+    ) -> Equation:
         return core.new_jaxpr_eqn(
             inputs,
             outputs,
@@ -59,7 +64,13 @@ def cut_jaxpr(jaxpr: Jaxpr, options: Options) -> Jaxpr:
             raise NotRewrittenError(f"strict=True, and under a transformation of the function {message}")
         warnings.warn(f"xla_fp8: {message}", FallbackWarning, stacklevel=2)
 
-    return cut(jaxpr, Hooks(make_region, lambda equation: _with_cut_rules(equation, options), refuse))
+    def quantizes(equation: Equation) -> bool:
+        size = max(math.prod(variable.aval.shape) for variable in equation.outvars)
+        return options.takes_quantizations and choice.takes_dynamic(size, platform)
+
+    make_quantization = functools.partial(make_region, options=options.of_quantizations)
+    rules = functools.partial(_with_cut_rules, options=options)
+    return cut(jaxpr, Hooks(make_region, rules, refuse, make_quantization, quantizes))
 
 
 def evaluate(jaxpr: Jaxpr, options: Options, arguments: Sequence[Any]) -> list[Any]:

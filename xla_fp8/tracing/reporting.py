@@ -136,6 +136,8 @@ class _Walk:
         try:
             rewrite = rewritten(jaxpr, options, self.platform, family=family)
         except Exception as error:  # nor does lowering stop at it
+            if options.of_quantization:
+                return
             entry = self._outside(equation, "", "")
             why = error if isinstance(error, XlaFp8Error) else implementation.told(error)
             self._add([dataclasses.replace(entry, reason=f"the passes failed: {why}", advice=_BUG, rule="failed")])
@@ -148,6 +150,8 @@ class _Walk:
             entries = [
                 dataclasses.replace(e, advice=_DEQUANTIZE_BESIDE) if e.rule == "operand-not-fp8" else e for e in entries
             ]
+        if options.of_quantization:  # one that stays costs what it did
+            entries = [entry for entry in entries if entry.graph is not None]
         self._add(entries)
         self.report.changed |= region.changed and not undone
         self.report.timings = _added(self.report.timings, region.timings)

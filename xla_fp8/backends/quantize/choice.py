@@ -16,6 +16,9 @@ SMALLEST_OF_ATOMIC = 2**25
 SMALLEST_OF_RESIDENT = 2**26
 """Elements from which `resident` takes a given scale and a transposed copy: the smallest that was measured."""
 
+SMALLEST_OF_PROGRAMS = 10**6
+"""Elements from which what a program spells out is worth finding: microseconds each time it runs."""
+
 
 def fastest(request: Request) -> str | None:
     """The name of the fastest algorithm with kernels; None where plain JAX is to be taken.
@@ -36,6 +39,12 @@ def fastest(request: Request) -> str | None:
     if request.layout == "row" and size >= SMALLEST_OF_ATOMIC:
         return "atomic"
     return "reduction"
+
+
+def takes_dynamic(size: int, platform: str) -> bool:
+    """Whether a quantization of so many elements, by its own amax, that a program spells out is left to kernels."""
+    in_range = SMALLEST_OF_PROGRAMS <= size <= requests.LARGEST_SIZE
+    return in_range and requests.runs_on(platform).ok and _is_on_one_device()
 
 
 def _is_on_one_device() -> bool:

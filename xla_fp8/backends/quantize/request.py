@@ -75,15 +75,8 @@ def supports(request: Request, interpret: bool) -> Verdict:
     Args:
         interpret: the kernels are interpreted, which any platform can.
     """
-    if not interpret:
-        if request.platform != "cuda":
-            return No(f"its kernels run on CUDA devices, and the platform is {request.platform}")
-        capability = _capability()
-        if capability != (9, 0):
-            return No(
-                "its kernels were made and measured for compute capability 9.0 (Hopper), and the device has "
-                f"{format_version(capability)}"
-            )
+    if not interpret and not (verdict := runs_on(request.platform)).ok:
+        return verdict
     if request.kept:
         return No("it finds one amax of the whole tensor, and axis= asks for several")
     size = int(np.prod(request.shape))
@@ -91,6 +84,18 @@ def supports(request: Request, interpret: bool) -> Verdict:
         return No("the tensor is empty, so that there is nothing to launch")
     if size > LARGEST_SIZE:
         return No(f"the tensor has {size} elements, and offsets of 32 bits reach {LARGEST_SIZE}")
+    return Yes()
+
+
+def runs_on(platform: str) -> Verdict:
+    """Whether the kernels run on a platform ("cuda", ...), on the local device."""
+    if platform != "cuda":
+        return No(f"its kernels run on CUDA devices, and the platform is {platform}")
+    if (capability := _capability()) != (9, 0):
+        return No(
+            "its kernels were made and measured for compute capability 9.0 (Hopper), and the device has "
+            f"{format_version(capability)}"
+        )
     return Yes()
 
 
