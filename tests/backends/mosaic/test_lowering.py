@@ -178,6 +178,19 @@ def test_amaxes_take_no_second_kernel() -> None:
     assert text.count("red.relaxed.gpu.global.max.u32") == 2
 
 
+def test_amaxes_of_a_batch_are_of_kernels_one_after_the_other() -> None:
+    """Pallas makes one kernel of a batch, and all its parts would join in the same words."""
+    call = graph_call("1:[f32]conv();2:[f32]amax(1);3:[f8e4m3fn]scale(1);", channels=128, features=128)
+    backend = MosaicBackend()
+    shapes = [
+        jax.ShapeDtypeStruct((3, *shape.dimensions), numpy_dtype(shape.element_type))  # type: ignore[no-untyped-call]
+        for shape in call.operand_shapes
+    ]
+    function = jax.vmap(backend.lower(call, backend.configs(call, H200)[0]))
+    text = jax.jit(function).trace(*shapes).lower(lowering_platforms=("cuda",)).as_text()
+    assert "stablehlo.while" in text
+
+
 def test_shared_memory_is_counted_as_pallas_counts_it() -> None:
     """Six stages, two vectors and an amax in what is left: lowering refuses a byte too many."""
     graph = "1:[f32]conv();2:[f32]channel_scale(1);3:[f32]bias(2);4:[f8e4m3fn]relu(3);5:[f32]amax(3);"

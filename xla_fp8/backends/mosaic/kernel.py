@@ -114,6 +114,9 @@ def _run(
         thread_name="warpgroup",
         compiler_params=plgpu.CompilerParams(approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Lane),
     )
+    if epilogue.amax_count:
+        # Under vmap Pallas makes one kernel of a batch, whose parts would all join in the same words.
+        run = jax.custom_batching.sequential_vmap(run)  # type: ignore[no-untyped-call]
     results = run(
         _view_input(geometry, input),
         filter.reshape(problem.features, -1, problem.channels),
