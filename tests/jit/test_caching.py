@@ -16,7 +16,7 @@ import pytest
 import xla_fp8
 from tests.jit.programs import assert_close, quantize, tensors, wide_layer
 from xla_fp8 import _jax_compat
-from xla_fp8.tracing import hlo_of_region, rewriting
+from xla_fp8.tracing import hlo_of_region, implementation, rewriting
 
 ROOT = Path(__file__).parents[2]
 
@@ -131,6 +131,22 @@ def test_repeated_layers_are_rewritten_once(monkeypatch: pytest.MonkeyPatch) -> 
     assert lowered.as_text().count("func.func private @xla_fp8_region") == 1
     assert lowered.as_text().count("call @xla_fp8_region") == 3
     assert_close(lowered.compile()(*tensors(batch=7)), jax.jit(net)(*tensors(batch=7)))
+
+
+def test_layers_that_differ_in_a_scale_are_made_by_the_backend_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels take scales as operands: a served network has other ones in each layer, and as many kernels as shapes."""
+    made = []
+    original = implementation._traced
+    monkeypatch.setattr(implementation, "_traced", lambda *args: made.append(args) or original(*args))
+
+    def net(x8: jax.Array, w8: jax.Array) -> tuple[jax.Array, ...]:
+        return tuple(wide_layer(x8, w8, scale) for scale in (0.375, 0.5, 0.625))
+
+    arguments = tensors(batch=9)
+    lowered = xla_fp8.jit(net, backend="reference").lower(*arguments)
+    assert lowered.as_text().count("func.func private @xla_fp8_region") == 3
+    assert len(made) == 1
+    assert_close(lowered.compile()(*arguments), jax.jit(net)(*arguments))
 
 
 def test_regions_of_a_function_are_lowered_together(monkeypatch: pytest.MonkeyPatch) -> None:

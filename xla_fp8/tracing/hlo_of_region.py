@@ -27,11 +27,14 @@ class Family:
 
     Attributes:
         warned: what was warned of already while they were lowered.
+        made: what backends made of their graph calls. Regions that differ in a constant, as the scale of a layer, have
+            the same call: its kernel is traced once, and lowered once in a module.
     """
 
     def __init__(self) -> None:
         self._jaxprs: dict[Any, Any] = {}
         self.warned: set[str] = set()
+        self.made: dict[Any, Any] = {}
 
     @property
     def structures(self) -> list[Structure]:

@@ -23,18 +23,24 @@ from xla_fp8.tracing.surroundings import apart, dtypes_of_shapes
 
 
 def of_graph(
-    call: GraphCall, backend: Backend, target: Target, is_partitioned: bool, devices: Sequence[jax.Device]
+    call: GraphCall,
+    backend: Backend,
+    target: Target,
+    is_partitioned: bool,
+    devices: Sequence[jax.Device],
+    made: dict[Any, Jaxpr],
 ) -> Jaxpr:
     """A graph call as its backend runs it.
 
     Args:
         is_partitioned: whether XLA's partitioner will split it over devices.
         devices: those of this process that will run it.
+        made: what was made of other calls, to be added to: JAX lowers one object once in a module.
     """
     prepare = getattr(backend, "prepare", None)
 
-    def lower(call: GraphCall, may_time: bool = True, will_run: bool = True) -> Implementation:
-        config = autotune.config_for(backend, call, target, may_time)
+    def lower(call: GraphCall, will_run: bool = True) -> Implementation:
+        config = autotune.config_for(backend, call, target, may_time=False)
         function = backend.lower(call, config)
         if will_run and prepare is not None:
             prepare(call, config, devices)
@@ -42,9 +48,14 @@ def of_graph(
 
     if backend.opaque and is_partitioned:
         # Shards are lowered while XLA compiles, which is no time to run programs; only they will run.
-        whole = functools.partial(lower, may_time=False, will_run=False)
-        return _traced(partitioned(call, whole, functools.partial(lower, may_time=False)), call)
-    return _traced(lower(call), call)
+        return _traced(partitioned(call, functools.partial(lower, will_run=False), lower), call)
+    config = autotune.config_for(backend, call, target)
+    key = call, backend, str(config)
+    if key not in made:
+        made[key] = _traced(backend.lower(call, config), call)
+    if prepare is not None:
+        prepare(call, config, devices)
+    return made[key]
 
 
 def of_matmul(call: MatmulCall, fusible: bool) -> Jaxpr:
