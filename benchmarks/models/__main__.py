@@ -19,14 +19,16 @@ def main() -> None:
     parser.add_argument("phase", choices=("run", "tune", "report", "lower", "worker", "chains"))
     parser.add_argument("--out", type=Path, default=Path("build/models"), help="folder of results, logs and caches")
     parser.add_argument("--seconds", type=float, default=540, help="all is over in this time")
-    parser.add_argument("--compile-share", type=float, default=0.6, help="part of the time that is for compiling")
-    parser.add_argument("--workers", type=int, default=14, help="rows that compile at once")
+    parser.add_argument("--batch-seconds", type=float, default=90, help="a batch that compiles longer is interrupted")
+    parser.add_argument("--workers", type=int, default=5, help="rows that compile on a GPU at once; processes of tune")
+    parser.add_argument("--gpus", type=int, default=scheduler.gpus_here(), help="GPUs to use, the first ones")
     parser.add_argument("--only", default="", help='rows whose name has one of these parts, by ";"')
     parser.add_argument("--variants", default="bf16,xla,auto", help='variants that have one of these parts, by ","')
     parser.add_argument("--tune", action="store_true", help="xla_fp8 times its kernels' configs; else the first guess")
     parser.add_argument("--xla-autotune", type=int, default=4, help="XLA's level of autotuning, 0 to 4")
-    parser.add_argument("--xla-fp8-autotune", type=int, default=0, help="of XLA's FP8: it takes 20 s a convolution")
-    parser.add_argument("--keep-autotune", action="store_true", help="XLA goes on tuning where an earlier run stopped")
+    parser.add_argument("--xla-fp8-autotune", type=int, default=4, help="of XLA's FP8: it takes 20 s a convolution")
+    parser.add_argument("--chain-seconds", type=float, default=0, help="for which XLA's FP8 chains are tuned, at first")
+    parser.add_argument("--xla-flags", default="", help="for every row")
     parser.add_argument("--tiny", action="store_true", help="small networks, to try it on any machine")
     parser.add_argument("--row", default="", help="of the worker")
     parser.add_argument("--part", type=int, default=0, help="of the process that compiles chains")
@@ -52,12 +54,14 @@ def main() -> None:
         settings = scheduler.Settings(
             out,
             arguments.seconds,
-            arguments.compile_share,
+            arguments.batch_seconds,
             arguments.workers,
+            arguments.gpus,
             arguments.tune,
             arguments.xla_autotune,
             arguments.xla_fp8_autotune,
-            arguments.keep_autotune or arguments.phase == "tune",
+            arguments.chain_seconds,
+            arguments.xla_flags,
             arguments.tiny,
         )
         if arguments.phase == "tune":

@@ -101,7 +101,8 @@ def parsed(compiled: Any) -> HloModule | None:
 
 
 def profile(run: Callable[[], None], steps: int, kinds: Mapping[str, str]) -> dict[str, Any]:
-    """Milliseconds of each kind in a step, and the kernels that take longest.
+    """Milliseconds of each kind in a step, and the kernels that take longest; the time from the first kernel to the end
+    of the last; and what takes longest on the host (what it calls counts with it).
 
     Args:
         run: runs `steps` steps, to their end.
@@ -114,18 +115,35 @@ def profile(run: Callable[[], None], steps: int, kinds: Mapping[str, str]) -> di
         data = jax.profiler.ProfileData.from_file(str(path))
     ms: collections.Counter[str] = collections.Counter()
     kernels: collections.Counter[tuple[str, str]] = collections.Counter()
-    count = 0
-    for op, kernel, nanoseconds in _kernels(data):
+    count, begin, end = 0, float("inf"), 0.0
+    for op, kernel, at, nanoseconds in _kernels(data):
+        begin, end = min(begin, at), max(end, at + nanoseconds)
         kind = kinds.get(op) or kinds.get(re.sub(r"_(\d+)$", r".\1", kernel)) or _first(_KERNELS, kernel) or "unknown"
         ms[kind] += nanoseconds / 1e6 / steps  # type: ignore[assignment]
         kernels[(kind, op or kernel)] += nanoseconds / 1e6 / steps  # type: ignore[assignment]
         count += 1
     longest = [[kind, name[:80], round(value, 4)] for (kind, name), value in kernels.most_common(25)]
-    return {"ms": {kind: ms[kind] for kind in KINDS if ms[kind]}, "kernels": count / steps, "longest": longest}
+    return {
+        "ms": {kind: ms[kind] for kind in KINDS if ms[kind]},
+        "kernels": count / steps,
+        "span_ms": round(max(0.0, end - begin) / 1e6 / steps, 4),
+        "longest": longest,
+        "host": _host(data, steps),
+    }
 
 
-def _kernels(data: Any) -> Iterator[tuple[str, str, float]]:
-    """(HLO instruction, kernel, nanoseconds) of everything that ran on a GPU's streams; on a CPU of its operations."""
+def _host(data: Any, steps: int) -> dict[str, float]:
+    found: collections.Counter[str] = collections.Counter()
+    for plane in data.planes:
+        if plane.name.startswith("/host:CPU"):
+            for line in plane.lines:
+                for event in line.events:
+                    found[event.name.partition("#")[0][:60]] += event.duration_ns / 1e6 / steps
+    return {name: round(ms, 4) for name, ms in found.most_common(25)}
+
+
+def _kernels(data: Any) -> Iterator[tuple[str, str, float, float]]:
+    """(HLO instruction, kernel, begin, nanoseconds) of what ran on a GPU's streams; on a CPU of its operations."""
     planes = list(data.planes)
     devices = [plane for plane in planes if plane.name.startswith("/device:GPU")]
     for plane in devices or planes:
@@ -136,4 +154,4 @@ def _kernels(data: Any) -> Iterator[tuple[str, str, float]]:
                 stats = dict(event.stats)
                 op = str(stats.get("hlo_op", ""))
                 if devices or op:
-                    yield op, event.name, event.duration_ns
+                    yield op, event.name, event.start_ns, event.duration_ns

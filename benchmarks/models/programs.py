@@ -137,17 +137,20 @@ def _apply(row: Row, network: ModuleType, config: Any, params: Any, inputs: Any,
 
 def _inference(row: Row, network: ModuleType, params: Any, config: Any, tiny: bool) -> Program:
     """Filters and matrices are stored in the type that is computed in, and are arguments. Vectors and scales are closed
-    over, as a served network may: what depends on them alone XLA computes when it compiles."""
+    over, as a served network may: what depends on them alone XLA computes when it compiles. They differ, as those of a
+    trained network do: of a vector whose entries are all alike XLA makes a broadcast, a kernel at each step."""
     scales: dict[str, Any] = {}
+    rng = np.random.default_rng(0)
 
     def stored(path: Any, leaf: Any) -> Any:
         if not isinstance(leaf, Random):
-            return leaf
+            return leaf + rng.uniform(-0.1, 0.1, leaf.shape).astype(leaf.dtype)
         name = layer_at(path)
         if row.recipe == "bf16" or is_high(name):
             return dataclasses.replace(leaf, dtype=jnp.bfloat16)
-        scales[name] = np.float32(recipes.AMAX / 448)
-        return dataclasses.replace(leaf, dtype=E4M3)
+        scales[name] = np.float32(recipes.AMAX / 448 * rng.uniform(1, 1.1))
+        # Of a matrix the inputs are innermost, as `examples.networks.static.stored` has it.
+        return dataclasses.replace(leaf, dtype=E4M3, shape=leaf.shape[::-1] if len(leaf.shape) == 2 else leaf.shape)
 
     leaves, tree = jax.tree.flatten(jax.tree_util.tree_map_with_path(stored, params))
 

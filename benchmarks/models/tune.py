@@ -1,7 +1,7 @@
 """XLA's autotuning of its FP8 convolutions, in many processes: each compiles some of the chains of a network alone.
 
-What it finds is in the folder of `--keep-autotune`, by instruction, so that whoever compiles the whole network finds it
-there. A chain is what `xla_fp8` would rewrite: a convolution or dot from the FP8 tensors that it reads to what ends it.
+What it finds is in a folder, by instruction, so that whoever compiles the whole network finds it there. A chain is what
+`xla_fp8` would rewrite: a convolution or dot from the FP8 tensors that it reads to what ends it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import jax
 from jax.extend import core
 
 from benchmarks.models.programs import program_of, structs
-from benchmarks.models.rows import BASELINE, XLA, Row
-from benchmarks.models.scheduler import ROOT, Settings
+from benchmarks.models.rows import Row
+from benchmarks.models.scheduler import ROOT, Settings, is_xla_fp8
 from xla_fp8 import _jax_compat
 from xla_fp8.api.rewrite import make_options
 from xla_fp8.tracing.equations import bodies
@@ -25,16 +25,12 @@ from xla_fp8.tracing.hlo_of_region import Structure, structure_of
 from xla_fp8.tracing.region import cut_closed, is_region
 
 
-def is_tuned(row: Row) -> bool:
-    """Whether XLA compiles the row in FP8."""
-    return row.recipe != BASELINE and row.compiler == XLA
-
-
 def run(settings: Settings, rows: Sequence[Row]) -> None:
     """Starts the processes, and ends them in time: what they found by then is kept."""
-    environment = settings.environment(next(filter(is_tuned, rows)))
+    tuned = list(filter(is_xla_fp8, rows))
+    environment = settings.environment(tuned[0], None)  # on whichever GPU is visible
     command = [sys.executable, "-P", "-m", "benchmarks.models", "chains", "--workers", str(settings.workers)]
-    command += ["--only", ";".join(row.name for row in rows if is_tuned(row)), *(["--tiny"] if settings.tiny else [])]
+    command += ["--only", ";".join(row.name for row in tuned), *(["--tiny"] if settings.tiny else [])]
     end = time.monotonic() + settings.seconds
     processes = [
         subprocess.Popen([*command, "--part", str(part)], env=environment, cwd=ROOT) for part in range(settings.workers)

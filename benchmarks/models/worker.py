@@ -69,7 +69,7 @@ def measure(program: programs.Program, compiled: Any, kinds: dict[str, str]) -> 
         facts["profile"] = profile.profile(several, _PROFILED, kinds)
     except Exception as error:
         facts["problem"] = f"no profile: {' '.join(str(error).split())[:200]}"
-        facts["profile"] = {"ms": {}, "kernels": 0.0, "longest": []}
+        facts["profile"] = {"ms": {}, "kernels": 0.0, "span_ms": 0.0, "longest": [], "host": {}}
     return facts
 
 

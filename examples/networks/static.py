@@ -69,7 +69,7 @@ class _Static:
         if is_high(name):
             return plain_dense(x, w, name=name)
         q = self.quantized(x, name)
-        numbers = (((x.ndim - 1,), (0,)), ((), ()))
+        numbers = (((x.ndim - 1,), (1,)), ((), ()))
         return xla_fp8.dot_general(q, w, numbers, preferred_element_type=jnp.float32).astype(x.dtype)
 
 
@@ -110,13 +110,17 @@ def scales_of(amaxes: Mapping[str, Array], margin: float = 1.25) -> dict[str, Ar
 
 
 def stored(params: Any, fp8: bool) -> Any:
-    """Parameters as they are served: filters and matrices in FP8 where their layer is, all others in bf16."""
+    """Parameters as they are served: filters and matrices in FP8 where their layer is, all others in bf16.
+
+    A matrix in FP8 is stored as [outputs, inputs]: FP8 tensor cores want what is summed over innermost, and one that is
+    an argument would be transposed at every call.
+    """
 
     def of(path: Any, leaf: Any) -> Any:
         if leaf.ndim < 2:
             return jnp.asarray(leaf)
         if fp8 and not is_high(layer_at(path)):
-            return xla_fp8.quantize(leaf, E4M3)
+            return xla_fp8.quantize(leaf.T if leaf.ndim == 2 else leaf, E4M3)
         return jnp.asarray(leaf, jnp.bfloat16)
 
     return jax.tree_util.tree_map_with_path(of, params)

@@ -26,7 +26,7 @@ def bench() -> Any:
     """The modules of the package, which is not installed."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(ROOT))
-        names = ("rows", "table", "plot", "profile", "programs", "tune")
+        names = ("rows", "table", "plot", "profile", "programs", "scheduler", "tune")
         return SimpleNamespace(**{name: importlib.import_module(f"benchmarks.models.{name}") for name in names})
 
 
@@ -151,7 +151,7 @@ def test_static_fp8_is_near_bf16(bench: Any, variant: str) -> None:
 
 def test_processes_share_the_chains_that_xla_tunes(bench: Any, capsys: pytest.CaptureFixture[str]) -> None:
     row = next(row for row in bench.rows.rows(True) if row.name == "resnet50 inference 2 static/xla")
-    assert bench.tune.is_tuned(row)
+    assert bench.scheduler.is_xla_fp8(row)
     every = list(bench.tune.chains(row, True))
     convolutions = [
         sum(equation.primitive.name == "conv_general_dilated" for equation in chain.jaxpr.eqns) for chain in every
@@ -167,7 +167,7 @@ def test_processes_share_the_chains_that_xla_tunes(bench: Any, capsys: pytest.Ca
 def test_rows_from_end_to_end(tmp_path: Path) -> None:
     """Two variants on a CPU, and one that is not to be compiled in time."""
     command = [sys.executable, "-m", "benchmarks.models", "run", "--tiny", "--out", str(tmp_path), "--seconds", "400"]
-    command += ["--only", "resnet50 inference", "--variants", "bf16,auto", "--workers", "2", "--compile-share", "0.8"]
+    command += ["--only", "resnet50 inference", "--variants", "bf16,auto", "--workers", "2", "--gpus", "0"]
     subprocess.run(command, check=True, cwd=ROOT, env={**os.environ, "JAX_PLATFORMS": "cpu"}, timeout=500)
     content = json.loads((tmp_path / "results.json").read_text())
     assert set(content["rows"]) == {"resnet50 inference 2 bf16", "resnet50 inference 2 static/auto"}
