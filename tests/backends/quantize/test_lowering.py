@@ -12,6 +12,8 @@ import pytest
 from jax.sharding import AbstractDevice, AbstractMesh
 
 import xla_fp8
+from tests import quantize_requests as requests
+from tests.sampling import pairwise
 from xla_fp8.backends.quantize import choice
 from xla_fp8.backends.quantize.atomic import Atomic
 from xla_fp8.backends.quantize.reduction import Reduction
@@ -19,21 +21,12 @@ from xla_fp8.backends.quantize.single_pass import SinglePass
 from xla_fp8.backends.quantize.two_kernels import Settings
 from xla_fp8.quantization import algorithms
 from xla_fp8.quantization.algorithms import Algorithm, Request
-from xla_fp8.quantization.numerics import ScaleRule
 
 SHAPES = [(), (7,), (1001,), (4096, 4096), (33, 65), (8, 56, 56, 256)]
 
 
-def request_for(shape: tuple[int, ...], dtype: Any = jnp.bfloat16, **changes: Any) -> Request:
-    options: dict[str, Any] = {
-        "kept": (),
-        "layout": "row",
-        "given": "",
-        "wants_amax": True,
-        "platform": "cuda",
-        **changes,
-    }
-    return Request(shape, jnp.dtype(dtype), ScaleRule(jnp.dtype(jnp.float8_e4m3fn)), **options)
+def request_for(shape: tuple[int, ...], **changes: Any) -> Request:
+    return requests.request_for(jax.ShapeDtypeStruct(shape, jnp.bfloat16), **changes)
 
 
 def lowered(function: Any, *arguments: Any) -> str:
@@ -53,9 +46,11 @@ def kernels_of(text: str) -> list[str]:
     return re.findall(r'name = "(quantize_\w+)"', text)
 
 
-@pytest.mark.parametrize("given", ["", "amax", "scale"])
-@pytest.mark.parametrize("layout", ["row", "transposed", "both"])
-@pytest.mark.parametrize("algorithm", [Atomic(), Reduction(), SinglePass()], ids=lambda a: a.name)
+@pytest.mark.parametrize(
+    ("algorithm", "layout", "given"),
+    pairwise([Atomic(), Reduction(), SinglePass()], ["row", "transposed", "both"], ["", "amax", "scale"]),
+    ids=lambda part: getattr(part, "name", part),
+)
 def test_kernels_of_each_algorithm(algorithm: Algorithm, layout: str, given: str) -> None:
     for shape in SHAPES:
         if layout != "row" and len(shape) < 2:
@@ -79,7 +74,7 @@ def test_a_separate_scale_step_is_xlas() -> None:
     x = jax.ShapeDtypeStruct((64, 64), jnp.float32)
     for step, division in (("block", False), ("separate", True)):
         algorithm = Atomic(settings=Settings(scale_step=step))  # type: ignore[arg-type]
-        request = request_for(x.shape, x.dtype)
+        request = requests.request_for(x)
         text = lowered(lambda x, a=algorithm, r=request: a.run(r, x, None), x)
         assert ("stablehlo.divide" in text) == division
 

@@ -16,8 +16,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tests.backends.quantize.test_kernels import E4M3, E5M2, WIDE, normal, request_for, same
+from tests.backends.quantize.test_kernels import E4M3, E5M2, WIDE, normal, same
 from tests.backends.quantize.test_lowering import lowered
+from tests.quantize_requests import request_for
+from tests.sampling import pairwise
 from xla_fp8.backends.quantize.chunks import Flat, Tiles
 from xla_fp8.backends.quantize.resident import Resident, Settings
 from xla_fp8.quantization.algorithms import Lax
@@ -148,9 +150,7 @@ def test_tiles_cover_the_tensor_once() -> None:
     assert (seen == 1).all()
 
 
-@pytest.mark.parametrize("given", ["", "amax", "scale"])
-@pytest.mark.parametrize("wide", WIDE)
-@pytest.mark.parametrize("layout", ["row", "both"])
+@pytest.mark.parametrize(("wide", "layout", "given"), pairwise(WIDE, ["row", "both"], ["", "amax", "scale"]))
 def test_it_lowers_to_one_kernel(wide: Any, layout: str, given: str) -> None:
     for shape in ((4096, 4096), *(((1_000_000,), (4096,)) if layout == "row" else ())):
         request = request_for(np.broadcast_to(np.zeros((), wide), shape), layout=layout, given=given)
