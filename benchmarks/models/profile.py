@@ -138,6 +138,8 @@ def _host(data: Any, steps: int) -> dict[str, float]:
         if plane.name.startswith("/host:CPU"):
             for line in plane.lines:
                 for event in line.events:
+                    if event.name.startswith("$"):  # Python's functions
+                        continue
                     found[event.name.partition("#")[0][:60]] += event.duration_ns / 1e6 / steps
     return {name: round(ms, 4) for name, ms in found.most_common(25)}
 

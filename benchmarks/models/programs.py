@@ -64,7 +64,8 @@ def _filled(shape: tuple[int, ...], std: float, dtype: Any) -> jax.Array:
 class Program:
     """
     Attributes:
-        function: (state, batch) → (state, result). The state is given back, and may be written over.
+        function: (state, batch) → (state, result) where it trains: the state may be written over. Else (state, batch) →
+            result: to give hundreds of parameters back would keep the host busy for longer than some networks take.
         state, batch: trees of `Random` and arrays.
     """
 
@@ -72,6 +73,11 @@ class Program:
     state: Any
     batch: Any
     compiler: str
+    trains: bool
+
+    def step(self, compiled: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        """(state, batch) → (state, result), of the compiled function."""
+        return compiled if self.trains else lambda state, batch: (state, compiled(state, batch))
 
     def lower(self, tell: Callable[[Any], object], platforms: tuple[str, ...] | None = None) -> Any:
         """Traced and lowered.
@@ -80,10 +86,11 @@ class Program:
             tell: called with the report of `xla_fp8.jit`.
             platforms: for which, if not for this machine's.
         """
+        donated = (0,) if self.trains else ()
         if self.compiler == XLA:
-            jitted = jax.jit(self.function, donate_argnums=0)
+            jitted = jax.jit(self.function, donate_argnums=donated)
         else:
-            jitted = xla_fp8.jit(self.function, donate_argnums=0, backend=self.compiler, report=tell)
+            jitted = xla_fp8.jit(self.function, donate_argnums=donated, backend=self.compiler, report=tell)
         traced = jitted.trace(structs(self.state), structs(self.batch))
         return traced.lower(lowering_platforms=platforms) if platforms else traced.lower()
 
@@ -140,15 +147,15 @@ def _inference(row: Row, network: ModuleType, params: Any, config: Any, tiny: bo
     over, as a served network may: what depends on them alone XLA computes when it compiles. They differ, as those of a
     trained network do: of a vector whose entries are all alike XLA makes a broadcast, a kernel at each step."""
     scales: dict[str, Any] = {}
-    rng = np.random.default_rng(0)
+    of_vectors, of_scales = np.random.default_rng(0), np.random.default_rng(1)
 
     def stored(path: Any, leaf: Any) -> Any:
         if not isinstance(leaf, Random):
-            return leaf + rng.uniform(-0.1, 0.1, leaf.shape).astype(leaf.dtype)
+            return leaf + of_vectors.uniform(-0.1, 0.1, leaf.shape).astype(leaf.dtype)
         name = layer_at(path)
         if row.recipe == "bf16" or is_high(name):
             return dataclasses.replace(leaf, dtype=jnp.bfloat16)
-        scales[name] = np.float32(recipes.AMAX / 448 * rng.uniform(1, 1.1))
+        scales[name] = np.float32(recipes.AMAX / 448 * of_scales.uniform(1, 1.1))
         # Of a matrix the inputs are innermost, as `examples.networks.static.stored` has it.
         return dataclasses.replace(leaf, dtype=E4M3, shape=leaf.shape[::-1] if len(leaf.shape) == 2 else leaf.shape)
 
@@ -158,10 +165,10 @@ def _inference(row: Row, network: ModuleType, params: Any, config: Any, tiny: bo
         matrices = iter(state)
         merged = [next(matrices) if isinstance(leaf, Random) else leaf for leaf in leaves]
         ops = PLAIN if row.recipe == "bf16" else static(scales)
-        return state, _apply(row, network, config, jax.tree.unflatten(tree, merged), inputs, ops)
+        return _apply(row, network, config, jax.tree.unflatten(tree, merged), inputs, ops)
 
     state = [leaf for leaf in leaves if isinstance(leaf, Random)]
-    return Program(function, state, _inputs(row, config), row.compiler)
+    return Program(function, state, _inputs(row, config), row.compiler, trains=False)
 
 
 def _training(row: Row, network: ModuleType, params: Any, config: Any, tiny: bool) -> Program:
@@ -198,4 +205,4 @@ def _training(row: Row, network: ModuleType, params: Any, config: Any, tiny: boo
     target = inputs[0] if is_image else Random((row.batch,), 0.0, jnp.int32)
     scaling = function.init(structs(params), *structs(inputs)) if row.recipe == "delayed" else {}
     velocity = jax.tree.map(lambda leaf: Random(leaf.shape, 0.0), params)
-    return Program(step, (params, velocity, scaling), (*inputs, target), row.compiler)
+    return Program(step, (params, velocity, scaling), (*inputs, target), row.compiler, trains=True)

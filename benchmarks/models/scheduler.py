@@ -269,26 +269,25 @@ class Scheduler:
                 lane.children.append(Child(row, self.settings, lane.gpu))
 
     def measure(self, lane: Lane) -> None:
-        """One after the other, all that are compiled."""
+        """The first that is compiled."""
         late = lane.of("compiling")
-        for child in late:
-            child.stop()
-        for child in lane.of("compiled"):
-            self.record(child)
-            if self.end - time.monotonic() < _LAST:
-                child.fail("no time left to measure it")
-                continue
+        for other in late:
+            other.stop()
+        child = lane.of("compiled")[0]
+        self.record(child)
+        if self.end - time.monotonic() < _LAST:
+            child.fail("no time left to measure it")
+        else:
             child.go()
-            while child.state == "measuring":
-                if time.monotonic() > self.end:
-                    child.fail("out of time while it was measured")
-                time.sleep(0.05)
-            child.process.wait()
-            self.record(child)
-            lane.children.remove(child)
-        for child in late:
-            child.go_on()
-        lane.since = time.monotonic() - self.settings.batch_seconds  # the late ones alone hold up no batch
+        while child.state == "measuring":
+            if time.monotonic() > self.end:
+                child.fail("out of time while it was measured")
+            time.sleep(0.05)
+        child.process.wait()
+        self.record(child)
+        lane.children.remove(child)
+        for other in late:
+            other.go_on()
 
     def record(self, child: Child) -> None:
         """Writes what is known; a failure never in place of an earlier result."""

@@ -56,14 +56,15 @@ def compile_program(program: programs.Program) -> tuple[Any, dict[str, Any]]:
 def measure(program: programs.Program, compiled: Any, kinds: dict[str, str]) -> dict[str, Any]:
     """Times, memory and profile of a compiled program."""
     state, batch = programs.arrays(program.state), programs.arrays(program.batch)
-    timing, state = time_steps(compiled, state, batch)
+    step = program.step(compiled)
+    timing, state = time_steps(step, state, batch)
     facts: dict[str, Any] = dataclasses.asdict(timing)
     statistics = jax.devices()[0].memory_stats()
     if statistics:
         facts["peak_bytes"] = statistics["peak_bytes_in_use"]
 
     def several() -> None:
-        run(compiled, state, batch, _PROFILED)  # the state is given away, and nobody needs it any more
+        run(step, state, batch, _PROFILED)  # the state is given away, and nobody needs it any more
 
     try:  # the times count without it
         facts["profile"] = profile.profile(several, _PROFILED, kinds)
