@@ -280,7 +280,7 @@ class _Worker:
         for number, part in enumerate(rows):
             self.narrow.at[slot, 0, self._rows_of(number)][...] = part
         if transposed is not None:
-            self.narrow_transposed.at[slot, 1][...] = transposed
+            _store(self.narrow_transposed.at[slot, 1], transposed)
         plgpu.commit_smem()  # type: ignore[no-untyped-call]
         box, transposed_box = self.chunks.boxes(self._chunk(j))
         if self.row is not None:
@@ -377,3 +377,11 @@ def _load(ref: Any, layout: Any) -> jax.Array:
         return plgpu.load(ref, layout=layout)  # type: ignore[call-arg]
     except TypeError:
         return plgpu.load(ref, (), layout=layout)
+
+
+def _store(ref: Any, value: jax.Array) -> None:
+    """Stores where banks of shared memory may conflict, which JAX 0.12 wants to be told, and others do not mind."""
+    if hasattr(plgpu, "store"):
+        plgpu.store(ref, value, optimized=False)
+    else:
+        ref[...] = value
