@@ -346,3 +346,12 @@ def test_plot_without_matplotlib_names_the_extra(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(xla_fp8.MissingPackageError, match=r"pip install 'xla-fp8\[plot\]'"):
         SHOWN.plot()
+
+
+def test_a_function_with_a_checkpoint() -> None:
+    def model(x: jax.Array, w: jax.Array) -> jax.Array:
+        return jax.checkpoint(lambda x: jnp.tanh(x @ w))(x)
+
+    x, w = jnp.ones((4, 16)), jnp.eye(16)
+    comparison = xla_fp8.compare(model, (x, w), xla_fp8.Recipe(min_flops=0, keep_first=0, keep_last=0))
+    assert [layer.is_fp8 for layer in comparison.layers] == [True]

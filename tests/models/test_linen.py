@@ -169,3 +169,88 @@ def test_functions_are_handed_to_layers_by_hand(x: jax.Array) -> None:
     ):
         variables = plain.init(jax.random.key(0), x)
         assert 25 < decibels(fp8.apply(variables, x), plain.apply(variables, x)) < 45
+
+
+def test_modules_in_fields_are_converted_like_those_that_a_module_makes(x: jax.Array) -> None:
+    class Holder(nn.Module):
+        inner: nn.Module
+
+        def __call__(self, x: jax.Array) -> jax.Array:
+            return self.inner(self.inner(x))
+
+    sequence = nn.Sequential([nn.Dense(16), nn.relu, nn.remat(nn.Dense)(16), nn.Dense(16)])
+    for model, path in ((sequence, ["layers_2"]), (Holder(sequence), ["inner", "layers_2"])):
+        variables = model.init(jax.random.key(0), x)
+        fp8 = xla_fp8.convert(model, DELAYED)
+        own = fp8.init(jax.random.key(0), x)
+        jax.tree.map(np.testing.assert_array_equal, own["params"], variables["params"])
+        state = own["fp8"]
+        for part in path:
+            state = state[part]
+        assert isinstance(state["state"], xla_fp8.DelayedScaling)
+        assert 15 < decibels(fp8.apply(own, x), model.apply(variables, x)) < 60
+
+
+def test_what_nn_jit_traced_for_one_model_does_not_serve_another(x: jax.Array) -> None:
+    jitted = nn.jit(nn.Dense)
+
+    class Class(nn.Module):
+        @nn.compact
+        def __call__(self, x: jax.Array) -> jax.Array:
+            return jitted(16)(nn.Dense(16)(x))
+
+    class Method(nn.Module):
+        @nn.jit
+        @nn.compact
+        def __call__(self, x: jax.Array) -> jax.Array:
+            return nn.Dense(16)(nn.Dense(16)(x))
+
+    every = dataclasses.replace(ANY_SIZE, keep_first=0, keep_last=0)
+    for model in (Class(), Method()):
+        fp8 = xla_fp8.convert(model, every)
+        variables = fp8.init(jax.random.key(0), x)
+        first = fp8.apply(variables, x)
+        wide = model.apply(variables, x)
+        assert 15 < decibels(first, wide) < 60
+        np.testing.assert_array_equal(fp8.apply(variables, x), first)
+        assert len(xla_fp8.conversion_report(fp8, x).converted) == 2
+
+
+class Step(nn.Module):
+    @nn.compact
+    def __call__(self, x: jax.Array, _: None) -> tuple[jax.Array, None]:
+        return jnp.tanh(nn.Dense(16, name="dense")(x)), None
+
+
+class Scanned(nn.Module):
+    handed_on: tuple[str, ...] = ("params",)
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        axes = dict.fromkeys(self.handed_on, 0)
+        steps = nn.scan(Step, variable_axes=axes, split_rngs={"params": True}, length=3)
+        y: jax.Array = steps(name="steps")(x, None)[0]
+        return y
+
+
+def test_layers_in_a_scan_have_delayed_state_where_it_hands_on_the_collection(x: jax.Array) -> None:
+    delayed = dataclasses.replace(DELAYED, keep_first=0, keep_last=0)
+    without = xla_fp8.convert(Scanned(), delayed)
+    variables = without.init(jax.random.key(0), x)
+    assert "fp8" not in variables
+    assert {reason for _, reason in xla_fp8.conversion_report(without, x).kept} == {
+        "inside a transformation (nn.scan, nn.vmap) without the collection 'fp8' it has no state of its own, which "
+        "delayed scaling needs"
+    }
+    fp8 = xla_fp8.convert(Scanned(("params", "fp8")), delayed)
+    own = fp8.init(jax.random.key(0), x)
+    assert own["fp8"]["steps"]["dense"]["state"].lhs.amax_history.shape == (3, 16)
+    assert 15 < decibels(fp8.apply(own, x), without.apply(variables, x)) < 60
+
+
+def test_calibration_leaves_stacked_kernels_wide(x: jax.Array) -> None:
+    variables = Scanned().init(jax.random.key(0), x)
+    every = dataclasses.replace(ANY_SIZE, keep_first=0, keep_last=0)
+    served, own = xla_fp8.calibrate(Scanned(), [x], every, variables=variables)
+    np.testing.assert_array_equal(served.apply(own, x), Scanned().apply(variables, x))
+    assert "stacked" in xla_fp8.conversion_report(served, x).kept[0][1]

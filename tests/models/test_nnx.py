@@ -214,3 +214,35 @@ def test_functions_are_handed_to_layers_by_hand(x: jax.Array) -> None:
     assert 25 < decibels(dot(x), nnx.Linear(16, 20, rngs=nnx.Rngs(0))(x)) < 45
     with pytest.raises(xla_fp8.ModelError, match=r"xla_fp8\.convert"):
         Fp8Conv("delayed")
+
+
+def test_a_layer_that_no_batch_runs_stays_wide_and_is_not_the_last(x: jax.Array) -> None:
+    class Partly(nnx.Module):
+        def __init__(self, rngs: nnx.Rngs) -> None:
+            self.a, self.b, self.unused = (nnx.Linear(16, 16, rngs=rngs) for _ in range(3))
+
+        def __call__(self, x: jax.Array) -> jax.Array:
+            return self.b(self.a(x))
+
+    model = Partly(nnx.Rngs(0))
+    served = xla_fp8.calibrate(model, [x], dataclasses.replace(ANY_SIZE, keep_first=0))
+    report = xla_fp8.conversion_report(served, x)
+    assert [layer.name for layer in report.converted] == ["a"]
+    assert {layer.name: reason for layer, reason in report.kept} == {
+        "b": "among the last 1 (keep_last)",
+        "unused": "the batches do not run it",
+    }
+    compared = xla_fp8.compare(model, x, dataclasses.replace(ANY_SIZE, keep_first=0))
+    assert {layer.name: layer.is_fp8 for layer in compared.layers} == {"a": True, "b": False}
+
+
+def test_a_gradient_without_observations_is_an_error_that_says_so(delayed: Net, x: jax.Array) -> None:
+    gradients = nnx.jit(nnx.grad(lambda net, x: jnp.mean(net(x))))(delayed, x)
+    with pytest.raises(xla_fp8.ModelError, match="DiffState"):
+        xla_fp8.update_scaling(delayed, gradients)
+
+
+def test_the_first_state_may_be_donated() -> None:
+    state = xla_fp8.Recipe("delayed").initial_scaling()
+    pointers = [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(state)]
+    assert len(set(pointers)) == len(pointers) == 6

@@ -61,8 +61,12 @@ def calibrate(
         call = call_model if variables is None else functools.partial(_apply, variables)
     seen = seen_by_layers(model, batches, call)
     known = {} if framework is None or is_linen else {layer.name: layer for layer in framework.layers(model)}
-    layers = [layer.of(known.get(name)) for name, layer in seen.items()]
-    plan = Plan(recipe, filter_of(filter))([*layers, *(k for name, k in known.items() if name not in seen)])
+    holder = variables if is_linen else model
+    layers = [
+        layer.with_obstacle(framework, holder) if is_linen else layer.of(known.get(name))
+        for name, layer in seen.items()
+    ]
+    plan = Plan(recipe, filter_of(filter))([*layers, *not_run(known, seen, "the batches do not run it")])
     operators: dict[str, Operator] = {
         name: operator if isinstance(operator, Wide) else Infer(name, recipe) for name, operator in plan.items()
     }
@@ -71,10 +75,8 @@ def calibrate(
         found = with_operators(model, list(operators.values()))
         assert isinstance(found, ConvertedFunction)
         return dataclasses.replace(found, states={name: layer.scales(name, recipe) for name, layer in chosen.items()})
-    if is_linen:
-        assert variables is not None
-        return framework.replaced(model, operators, *_fixed(chosen, recipe, framework, variables), variables)
-    return framework.replaced(model, operators, *_fixed(chosen, recipe, framework, model))
+    fixed = _fixed(chosen, recipe, framework, holder)
+    return framework.replaced(model, operators, *fixed, *([variables] if is_linen else []))
 
 
 @dataclasses.dataclass
@@ -90,6 +92,14 @@ class Seen:
     def of(self, known: Layer | None) -> Layer:
         """The layer, with what its framework knows."""
         return self.layer if known is None else dataclasses.replace(known, size=self.layer.size)
+
+    def with_obstacle(self, framework: Any, variables: Any) -> Layer:
+        """The layer of a Linen module, whose kernel is stacked where what it is called with is a part of it."""
+        dimensions = framework.weight(variables, self.name).ndim - len(self.layer.weight)
+        if not dimensions:
+            return self.layer
+        obstacle = f"its kernel has {dimensions} dimensions more: layers that are stacked stay wide"
+        return dataclasses.replace(self.layer, obstacle=obstacle)
 
     def scales(self, name: str, recipe: Recipe) -> StaticScales:
         """Of tensors; Python's numbers, which may stand in any jaxpr."""
@@ -125,6 +135,12 @@ def seen_by_layers(model: Any, batches: Iterable[Any], call: Call) -> dict[str, 
     if not ran:
         raise ModelError("there are no batches: scales come from what flows through the model, so hand over a few")
     return seen
+
+
+def not_run(known: Mapping[str, Layer], seen: Mapping[str, Seen], why: str) -> list[Layer]:
+    """The layers that no call reached, which therefore stay wide."""
+    rest = (layer for name, layer in known.items() if name not in seen)
+    return [dataclasses.replace(layer, obstacle=layer.obstacle or why) for layer in rest]
 
 
 def _fixed(

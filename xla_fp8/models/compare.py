@@ -11,10 +11,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import DTypeLike
+from jax.typing import ArrayLike, DTypeLike
 
 from xla_fp8.functions import saturating_cast
-from xla_fp8.models.calibrate import Seen, seen_by_layers
+from xla_fp8.models.calibrate import Seen, not_run, seen_by_layers
 from xla_fp8.models.comparison import Comparison, LayerError, TensorError
 from xla_fp8.models.contraction import Contraction
 from xla_fp8.models.convert import Call, arguments_of, call_model, with_operators
@@ -91,7 +91,7 @@ def compare(
     leaves, tree = jax.tree.flatten(arguments)
     is_float = [jnp.issubdtype(jnp.result_type(leaf), jnp.floating) for leaf in leaves]
 
-    def measured(zero: jax.Array, floats: Sequence[jax.Array]) -> tuple[Any, Any]:
+    def measured(zero: ArrayLike, floats: Sequence[jax.Array]) -> tuple[Any, Any]:
         remaining = iter(floats)
         batch = jax.tree.unflatten(tree, [next(remaining) if f else x for x, f in zip(leaves, is_float, strict=True)])
         compared = [_Compared(operator, _Sums(sums[name]), zero) for name, operator in in_fp8.items()]
@@ -101,7 +101,8 @@ def compare(
     if loss is not None:
         # A module's weights are not at hand. A function's are arguments, and its loops take nothing else.
         measured = jax.grad(measured, argnums=1 if subject.framework is None else 0, has_aux=True)
-    _, wide = measured(jnp.zeros(()), [leaf for leaf, f in zip(leaves, is_float, strict=True) if f])
+    # NumPy's zero is a literal: the bodies of some equations (checkpoint) may have no constants.
+    _, wide = measured(np.float32(0), [leaf for leaf, f in zip(leaves, is_float, strict=True) if f])
     narrow = subject.run([operator for name, operator in in_fp8.items() if not kept[name]], arguments)
     jax.effects_barrier()  # type: ignore[no-untyped-call]
     layers = tuple(_layer_error(each.layer, sums[name], kept[name], loss is not None) for name, each in seen.items())
@@ -162,7 +163,7 @@ class _Subject:
             return own, next(found, Recipe())
         recipe = Recipe.of(recipe or "dynamic")
         across_vmap = self.framework is not None and self.framework.across_vmap
-        rest = [layer for name, layer in known.items() if name not in seen]
+        rest = not_run(known, seen, "the batch does not run it")
         return Plan(recipe, filter_of(filter), across_vmap)([*layers, *rest]), recipe
 
     def run(self, operators: Sequence[Operator], batch: tuple[Any, ...]) -> Any:
@@ -296,7 +297,7 @@ class _Compared:
 
     in_fp8: _InFp8
     note: _Sums
-    zero: jax.Array
+    zero: ArrayLike
 
     @property
     def name(self) -> str:
@@ -321,19 +322,19 @@ class _Compared:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _noted(layer: _Compared, y: jax.Array, zero: jax.Array, scale: jax.Array | None) -> jax.Array:
+def _noted(layer: _Compared, y: jax.Array, zero: ArrayLike, scale: jax.Array | None) -> jax.Array:
     """y, whose gradient is noted on its way back; with a scale of its own where scaling is delayed."""
     return y
 
 
 def _noted_forward(
-    layer: _Compared, y: jax.Array, zero: jax.Array, scale: jax.Array | None
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array | None]]:
+    layer: _Compared, y: jax.Array, zero: ArrayLike, scale: jax.Array | None
+) -> tuple[jax.Array, tuple[ArrayLike, jax.Array | None]]:
     return y, (zero, scale)
 
 
 def _noted_backward(
-    layer: _Compared, residuals: tuple[jax.Array, jax.Array | None], g: jax.Array
+    layer: _Compared, residuals: tuple[ArrayLike, jax.Array | None], g: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
     zero, scale = residuals
     operator, recipe = layer.in_fp8.operator, layer.in_fp8.operator.recipe

@@ -182,6 +182,8 @@ def _described(name: str, layer: Any) -> Layer:
     obstacle = ""
     if "scalar" in (getattr(layer, "in_features", None), getattr(layer, "out_features", None)):
         obstacle = "it takes or makes a scalar"
+    elif not eqx.is_array_like(layer.weight):
+        obstacle = "its weight is that of another layer (eqx.nn.Shared)"
     elif len(shape) != (layer.num_spatial_dims if kind == "conv" else 0) + 2:
         obstacle = "its weight is stacked: layers that were made under a vmap stay wide"
     elif layer.weight.dtype not in WIDE_DTYPES and not isinstance(layer, (Fp8Conv, Fp8Linear)):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,21 +41,30 @@ COLLECTION = "fp8"
 """Where the state is, in the variables of a model."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Held:
+    """A module in a field of another one, of which Flax then makes no submodule with a name in front of its layers'."""
+
+    module: nn.Module
+
+
 class Fp8Module(nn.Module):
     """A Linen module whose layers are computed as a plan says.
 
     The plan is made anew each time that it is called, for the shapes at hand, which costs a second trace.
 
     Attributes:
-        model: the user's module.
+        held: the user's module.
         planner: layers → operators.
     """
 
-    model: nn.Module
+    held: Held
     planner: Planner
 
     def setup(self) -> None:
-        nn.share_scope(self, self.model)
+        model = self.held.module
+        # Its parameters are where they would be without this module; where it is part of a model already, they are.
+        self.bound = Held(model.clone(parent=self.scope) if model.scope is None else model)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.call("__call__", *args, **kwargs)
@@ -65,9 +74,12 @@ class Fp8Module(nn.Module):
         if self.scope is None:
             raise ModelError("a Linen module is called by model.apply(variables, ...), this one too")
         is_fixed = isinstance(self.planner, Fixed)
-        operators = self.planner([] if is_fixed else layers(self.model, method, *args, **kwargs))
-        with nn.intercept_methods(_Interceptor(lambda _, name: operators.get(name), len(self.scope.path))):
-            return getattr(self.model, method)(*args, **kwargs)
+        operators = self.planner([] if is_fixed else layers(self.held.module, method, *args, **kwargs))
+        model: Any = self.bound.module
+        key = tuple(operators.values())
+        interceptor = _Interceptor(lambda _, name: operators.get(name), len(model.scope.path), key)
+        with nn.intercept_methods(interceptor), _TRACED_FOR((key, model.scope.path)):
+            return getattr(model, method)(*args, **kwargs)
 
 
 def is_model(model: Any) -> bool:
@@ -76,7 +88,7 @@ def is_model(model: Any) -> bool:
 
 def convert(model: nn.Module, planner: Planner) -> Fp8Module:
     """The model with the operators of a plan."""
-    return Fp8Module(model.model if isinstance(model, Fp8Module) else model, planner)
+    return Fp8Module(model.held if isinstance(model, Fp8Module) else Held(model), planner)
 
 
 def replaced(
@@ -128,14 +140,19 @@ def layers(model: nn.Module, method: str, *args: Any, **kwargs: Any) -> list[Lay
     def record(name: str, contraction: Contraction, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
         obstacle = "" if rhs.dtype in WIDE_DTYPES else f"its kernel is {rhs.dtype.name}"
         size = call_size(contraction, lhs, rhs)
-        found.append(Layer(name, contraction.kind, rhs.shape, size, obstacle=obstacle))
+        found.append(Layer(name, contraction.kind, rhs.shape, size, obstacle=obstacle, inside=inside.get(name, "")))
         return contraction.wide(lhs, rhs)
+
+    inside: dict[str, str] = {}
 
     def watch(layer: nn.Module, name: str) -> Operator | None:
         obstacle = _obstacle(layer)
         if obstacle:
             found.append(Layer(name, type(layer).__name__, (), obstacle=obstacle))
             return None
+        # Every collection can be written while variables are made, but those that a transformation does not hand on.
+        if layer.scope is not None and not layer.scope.is_mutable_collection(COLLECTION):
+            inside[name] = f"a transformation (nn.scan, nn.vmap) without the collection {COLLECTION!r}"
         return Watch(name, record)
 
     leaves, tree = jax.tree.flatten((args, kwargs))
@@ -146,12 +163,17 @@ def layers(model: nn.Module, method: str, *args: Any, **kwargs: Any) -> list[Lay
         for i, value in zip(arrays, values, strict=True):
             traced[i] = value
         args, kwargs = jax.tree.unflatten(tree, traced)
-        with nn.intercept_methods(_Interceptor(watch, depth=0)):
+        key = object()
+        with nn.intercept_methods(_Interceptor(watch, depth=0, key=key)), _TRACED_FOR((key, ())):
             bare = model.clone(parent=None, name=None)
             return bare.init_with_output(jax.random.key(0), *args, **kwargs, method=method)[0]
 
     jax.eval_shape(run, [abstract(leaves[i].shape, leaves[i].dtype) for i in arrays])
     return found
+
+
+_TRACED_FOR = jax.make_user_context()  # type: ignore[no-untyped-call]
+"""Part of the key of jit's cache: nn.jit would call what it traced for other operators."""
 
 
 class _Interceptor:
@@ -160,13 +182,20 @@ class _Interceptor:
     Args:
         operator_of: (layer, name) → its operator; None leaves the layer alone.
         depth: how much of a layer's path is that of the model.
+        key: equal where the operators are.
     """
 
-    def __init__(self, operator_of: Callable[[nn.Module, str], Operator | None], depth: int) -> None:
+    def __init__(self, operator_of: Callable[[nn.Module, str], Operator | None], depth: int, key: Hashable) -> None:
         self.operator_of = operator_of
         self.depth = depth
+        self.key = key
 
     def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
+        scope = context.module.scope
+        with _TRACED_FOR((self.key, None if scope is None else scope.path)):
+            return self._call(next_fun, args, kwargs, context)
+
+    def _call(self, next_fun: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
         layer: Any = context.module
         if context.method_name != "__call__" or not _is_wide_layer(layer):
             return next_fun(*args, **kwargs)

@@ -78,9 +78,13 @@ class Recipe:
         gradients up to 1 theirs down to 1e-9 (largest value * smallest normal number / amax).
         """
         options = {"length": self.amax_history, "margin": self.margin, "power_of_two": self.power_of_two}
-        operand = DelayedScale.create(self.dtype, amax=_FIRST_AMAX, **options)  # type: ignore[arg-type]
-        gradient = DelayedScale.create(self.gradient_dtype, amax=_FIRST_GRADIENT, **options)  # type: ignore[arg-type]
-        return DelayedScaling(_forgotten(operand), _forgotten(operand), _forgotten(gradient))
+
+        def first(dtype: DTypeLike, amax: float) -> DelayedScale:
+            return _forgotten(DelayedScale.create(dtype, amax=amax, **options))  # type: ignore[arg-type]
+
+        # Each has arrays of its own: a step to which the state is donated cannot take one buffer twice.
+        operands = first(self.dtype, _FIRST_AMAX), first(self.dtype, _FIRST_AMAX)
+        return DelayedScaling(*operands, first(self.gradient_dtype, _FIRST_GRADIENT))
 
     def __str__(self) -> str:
         return (

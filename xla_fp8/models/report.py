@@ -111,7 +111,7 @@ def _traced(model: Any, batch: tuple[Any, ...], options: dict[str, Any]) -> tupl
             raise ModelError(f"{type(model).__name__} was not converted: hand over what xla_fp8.convert returned")
         if not batch:
             raise ModelError("the layers of a Linen module are known when it is traced: hand over arguments of a call")
-        layers = linen.layers(model.model, "__call__", *batch, **options)
+        layers = linen.layers(model.held.module, "__call__", *batch, **options)
     return layers, dict(model.planner(layers))
 
 

@@ -51,7 +51,13 @@ def update_scaling(model: Any, observed: Any) -> Any:
             )
         return leaf.update(seen)
 
-    return jax.tree.map(update, model, observed, is_leaf=_is_scaling)
+    try:
+        return jax.tree.map(update, model, observed, is_leaf=_is_scaling)
+    except ValueError as error:  # of trees that do not fit
+        raise ModelError(
+            "what was observed is not the gradient of this model or state: differentiate with respect to the state too "
+            "(of an NNX module, argnums=nnx.DiffState(0, (nnx.Param, Fp8State))), and hand over that gradient"
+        ) from error
 
 
 def _is_scaling(leaf: Any) -> bool:
