@@ -7,10 +7,9 @@
 The words in global memory are zero at first, and a number in one has its sign bit set. So one load shows whether a
 program has arrived and what it found: nothing is counted, and no other write must be ordered before it.
 
-It works where all programs are on the device at once: there is one for each multiprocessor. The device hands out all
-programs of one kernel before those of the next, so two such kernels beside each other do not wait for each other.
-Should something else take the place of some for good, the others stop waiting after `_PATIENCE` looks and have NaN,
-which is seen, where waiting would never end.
+It works where all programs are on the device at once: there is one for each multiprocessor, and nothing else may hold
+one for good. Two such kernels side by side could, each some; nothing promises that the device places all programs of
+one first. Then both stop waiting after `_PATIENCE` looks and have NaN, which is seen, where waiting would never end.
 """
 
 from __future__ import annotations
