@@ -129,7 +129,15 @@ def seen_by_layers(model: Any, batches: Iterable[Any], call: Call) -> dict[str, 
     spied = watched(model, watch)
     ran = False
     for batch in batches:
-        call(spied, *arguments_of(batch))
+        try:
+            call(spied, *arguments_of(batch))
+        except ValueError as error:
+            if "data dependency on the scan body" not in str(error):
+                raise
+            raise ModelError(
+                "this version of Flax lets no callback stand in the body of nn.scan, and callbacks are what notes what "
+                "layers are called with: write the layers as a loop, or use Flax 0.12.8"
+            ) from error
         ran = True
     jax.effects_barrier()  # type: ignore[no-untyped-call]
     if not ran:
