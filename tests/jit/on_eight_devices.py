@@ -288,6 +288,31 @@ def test_filters_that_are_sharded_are_right_too(backend: Any) -> None:
         assert_close(xla_fp8.jit(wide_layer, backend=backend)(*args), wide_layer(x8, w8))
 
 
+@pytest.mark.parametrize("spec", [P("data"), P(None, "data")], ids=["summed", "columns"])
+def test_weights_of_a_dot_that_are_split_stay_split(spec: P) -> None:
+    """Tensor parallelism: XLA splits its own dots along any dimension, and is left those that it is to split."""
+
+    def dense(x8: jax.Array, w8: jax.Array) -> jax.Array:
+        return jax.nn.relu(x8.astype(jnp.float32) @ w8.astype(jnp.float32))
+
+    on = mesh(8)
+    x8, w8 = (
+        jax.random.normal(jax.random.key(n), s).astype(jnp.float8_e4m3fn) for n, s in enumerate([(64, 32), (32, 48)])
+    )
+    split = jax.device_put(w8, NamedSharding(on, spec))
+    fn = xla_fp8.rewrite(dense, target="h200", backend=OpaqueBackend())
+    plain, compiled = (jax.jit(f).lower(x8, split).compile() for f in (dense, fn))
+    assert collectives(compiled) == collectives(plain)
+    np.testing.assert_allclose(compiled(x8, split), jax.jit(dense)(x8, w8), rtol=1e-5, atol=1e-5)
+    with pytest.raises(xla_fp8.NotRewrittenError, match="splits over devices"):
+        xla_fp8.jit(dense, target="h200", backend=OpaqueBackend(), strict=True).lower(x8, split)
+
+    per_device = jax.shard_map(fn, mesh=on, in_specs=(P("data"), P()), out_specs=P("data"))
+    rows = jnp.tile(x8, (8, 1))
+    assert "relu" in str(xla_fp8.explain(per_device, target="h200")(rows, w8).rewritten[0].graph)
+    np.testing.assert_allclose(jax.jit(per_device)(rows, w8), jax.jit(dense)(rows, w8), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("backend", BACKENDS, ids=lambda b: b.name)
 def test_one_device_of_many(backend: Any) -> None:
     args = jax.device_put(tensors(), jax.devices()[3])

@@ -35,6 +35,7 @@ def _lower(
 ) -> Sequence[Any]:
     result: Rewritten | None = None
     implementations: list[Jaxpr] = []
+    options = dataclasses.replace(options, is_partitioned=_jax_compat.is_partitioned(context))
     try:
         result = rewritten(jaxpr, options, platform, os.environ.get("XLA_FP8_DUMP_DIR"), family)
         if _jax_compat.is_for_export(context):

@@ -22,6 +22,7 @@ class Options:
     strict: raise where an FP8 convolution or dot stays.
     tell: called with the report of each region that a transformation made (vmap, grad), when it is lowered; what the
         function itself became is told when it is traced.
+    is_partitioned: whether XLA's partitioner will split the program over devices; known when a region is lowered.
     of_transformation: whether a transformation made the regions that have these options.
     of_quantization: whether the regions that have these options hold quantizations, and no convolution or dot.
     """
@@ -31,13 +32,14 @@ class Options:
     backend: str | Backend = "auto"
     strict: bool = False
     tell: Callable[[Report], object] | None = dataclasses.field(default=None, compare=False, repr=False)
+    is_partitioned: bool = False
     of_transformation: bool = dataclasses.field(default=False, compare=False, repr=False)
     of_quantization: bool = dataclasses.field(default=False, compare=False, repr=False)
 
     @property
     def for_passes(self) -> Options:
         """What of it decides how a region is rewritten."""
-        return Options(self.passes, self.target, self.backend)
+        return Options(self.passes, self.target, self.backend, is_partitioned=self.is_partitioned)
 
     @property
     def transformed(self) -> Options:

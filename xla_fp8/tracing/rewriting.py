@@ -40,6 +40,12 @@ Window, dim_labels and backend_config of a custom call are lost between HLO and 
 """
 
 
+_SPLIT_BY_XLA = No(
+    "it is a dot in a program that XLA splits over devices; XLA can split its own dots along any dimension",
+    advice="leave it to XLA; or put the layer into jax.shard_map, where each device runs a kernel of its own",
+)
+
+
 @dataclasses.dataclass(frozen=True)
 class Rewritten:
     """A region behind the passes.
@@ -156,7 +162,9 @@ def _run(
     backends = backends_for(options.backend, platform)
     target = options.target or Target.default()
     pipeline = PipelineOptions(verify_input=False, undo=bool(dump_dir))  # XLA has just made the module
-    report = run(module, options.passes, _asking(target, backends), dialect="extended", options=pipeline)
+    report = run(
+        module, options.passes, _asking(target, backends, options.is_partitioned), dialect="extended", options=pipeline
+    )
     if dump_dir:
         _dump(Path(dump_dir), f"xla_fp8_region.{_digest(_without_metadata(before))}", before, hlo.to_text(module))
     if not report.changed:
@@ -174,14 +182,20 @@ def _run(
     return region, HloText(computations, module.tables)
 
 
-def _asking(target: Target, backends: Sequence[Backend]) -> Target:
-    """`target`, which asks the backends as well as its own `supports`."""
+def _asking(target: Target, backends: Sequence[Backend], is_partitioned: bool) -> Target:
+    """`target`, which asks the backends as well as its own `supports`.
+
+    Where XLA's partitioner comes after, a dot goes to no kernel that it cannot look into: weights may be split along
+    any dimension (tensor parallelism), and a graph call is split along rows alone (`tracing.partition`).
+    """
 
     def supports(call: GraphCall) -> Verdict:
         if target.supports is not None and not (verdict := target.supports(call)).ok:
             return verdict
         chosen = choose(backends, call, target)
-        return chosen if isinstance(chosen, No) else Yes()
+        if isinstance(chosen, No):
+            return chosen
+        return _SPLIT_BY_XLA if call.is_dot and is_partitioned and chosen.opaque else Yes()
 
     return dataclasses.replace(target, supports=supports)
 
