@@ -4,6 +4,7 @@
     python -m benchmarks.models run --only resnet50           rows whose name has one of these parts, by ";"
     python -m benchmarks.models run --variants bf16,auto      of these contestants alone
     python -m benchmarks.models report                        table and plot of results.json, anywhere
+    python -m benchmarks.models docs --out FOLDER             puts them into docs/benchmarks.md
     ... --tiny                                                small networks, on any machine: does it work?
 
 A row is a network, a batch, inference or a training step, and a variant: `bf16`, or a recipe (`static`, `delayed`,

@@ -16,7 +16,7 @@ def main() -> None:
         description=package.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("phase", choices=("run", "tune", "report", "lower", "worker", "chains"))
+    parser.add_argument("phase", choices=("run", "tune", "report", "docs", "lower", "worker", "chains"))
     parser.add_argument("--out", type=Path, default=Path("build/models"), help="folder of results, logs and caches")
     parser.add_argument("--seconds", type=float, default=540, help="all is over in this time")
     parser.add_argument("--batch-seconds", type=float, default=90, help="a batch that compiles longer is interrupted")
@@ -70,6 +70,10 @@ def main() -> None:
             tune.run(settings, chosen)
         else:
             scheduler.Scheduler(settings, chosen).run()
+    if arguments.phase == "docs":
+        content = json.loads((out / table.RESULTS).read_text())
+        table.put_into(scheduler.ROOT / "docs/benchmarks.md", table.for_docs(content))
+        plot.plot(table.known(content["rows"]), content["rows"], scheduler.ROOT / "docs/plots/models.svg")
     if arguments.phase in ("run", "report"):
         content = json.loads((out / table.RESULTS).read_text())
         table.write(out, content)

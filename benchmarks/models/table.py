@@ -1,4 +1,7 @@
-"""results.json as tables: times, ratios to bf16 and to XLA's FP8, memory, where the time goes. Imports no JAX."""
+"""results.json as tables: times, ratios to bf16 and to XLA's FP8, memory, where the time goes. Imports no JAX.
+
+`render` has all that was measured; `for_docs` a line for each network, and puts it into a page.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks.models.rows import BASELINE, Row, rows
+from benchmarks.models.rows import BASELINE, XLA, Row, rows
 
 RESULTS, TABLE = "results.json", "table.md"
+BEGIN, END = "<!-- networks -->\n", "<!-- end of networks -->"
 
 
 def write(out: Path, content: dict[str, Any]) -> None:
@@ -39,6 +43,52 @@ def render(content: dict[str, Any]) -> str:
     every = known(found)
     about = ", ".join(f"{name} {value}" for name, value in content["about"].items())
     return "\n".join([f"<!-- {about} -->", "", *_times(every, found), "", *_profile(every, found), ""])
+
+
+def for_docs(content: dict[str, Any]) -> str:
+    """A line for each network and recipe that was measured in bf16 and by this project; then where their time goes."""
+    found: dict[str, Any] = content["rows"]
+    ours = [
+        row
+        for row in known(found)
+        if row.compiler == "auto" and "ms" in found[row.name] and "ms" in found.get(f"{row.case} {BASELINE}", {})
+    ]
+    lines = [
+        "| | scales | bf16, ms | XLA's FP8 | xla_fp8 | vs bf16 | vs XLA's FP8 | memory, GB | kernels | compile, s |",
+        "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    for row in ours:
+        bf16, xla, fp8 = (found.get(f"{row.case} {v}", {}) for v in (BASELINE, f"{row.recipe}/{XLA}", row.variant))
+        cells = [
+            row.case,
+            row.recipe,
+            _ms(bf16),
+            _ms(xla),
+            _ms(fp8),
+            f"{bf16['ms'] / fp8['ms']:.2f}x",
+            f"{xla['ms'] / fp8['ms']:.2f}x" if "ms" in xla else "-",
+            f"{_memory(bf16)} → {_memory(fp8)}",
+            " → ".join(f"{facts['profile']['kernels']:.0f}" for facts in (bf16, fp8)),
+            f"{bf16['compile_s']:.0f} → {fp8['compile_s']:.0f}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    shown = {f"{row.case} {BASELINE}" for row in ours} | {row.name for row in ours}
+    every = [row for row in known(found) if row.name in shown]
+    return "\n".join([*lines, "", *_profile(sorted(every, key=lambda row: row.case), found), ""])
+
+
+def put_into(page: Path, text: str) -> None:
+    """Replaces what stands between the two comments of a page."""
+    content = page.read_text()
+    before, _, rest = content.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not end:
+        raise SystemExit(f"{page}: expected {BEGIN.strip()} and {END} around the tables of networks")
+    page.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
+
+
+def _ms(facts: dict[str, Any]) -> str:
+    return f"{facts['ms']:.2f}{' (host)' if facts['host_bound'] else ''}" if "ms" in facts else "-"
 
 
 def _times(every: list[Row], found: dict[str, Any]) -> list[str]:
@@ -80,11 +130,13 @@ def _profile(every: list[Row], found: dict[str, Any]) -> list[str]:
     order = [kind for row in measured for kind in found[row.name]["profile"]["ms"]]
     kinds = sorted(used, key=order.index)
     lines = [
-        f"| where the time goes, ms | {' | '.join(kinds)} | sum |",
-        f"|---|{'---:|' * (len(kinds) + 1)}",
+        f"| where the time goes, ms | {' | '.join(kinds)} | sum | a step | host |",
+        f"|---|{'---:|' * (len(kinds) + 3)}",
     ]
     for row in measured:
-        ms = found[row.name]["profile"]["ms"]
+        facts = found[row.name]
+        ms = facts["profile"]["ms"]
         cells = [f"{ms[kind]:.2f}" if kind in ms else "" for kind in kinds]
-        lines.append(f"| {row.name} | {' | '.join(cells)} | {sum(ms.values()):.2f} |")
+        cells += [f"{sum(ms.values()):.2f}", *(f"{facts[name]:.2f}" for name in ("ms", "host_ms"))]
+        lines.append(f"| {row.name} | {' | '.join(cells)} |")
     return lines if measured else []

@@ -104,8 +104,15 @@ ENTRY %main {
     assert set(named.values()) <= set(bench.profile.KINDS)
 
 
-def test_table(bench: Any) -> None:
-    measured = {"ms": 2.0, "host_bound": False, "compile_s": 3.0, "xla_autotune": 0, "memory": {"arguments": 10**9}}
+def test_table(bench: Any, tmp_path: Path) -> None:
+    measured = {
+        "ms": 2.0,
+        "host_ms": 0.25,
+        "host_bound": False,
+        "compile_s": 3.0,
+        "xla_autotune": 0,
+        "memory": {"arguments": 10**9},
+    }
     profile = {"profile": {"ms": {"convolution": 1.5, "quantization": 0.5}, "kernels": 4.0}}
     content = {
         "about": {},
@@ -119,7 +126,16 @@ def test_table(bench: Any) -> None:
     lines = bench.table.render(content).splitlines()
     assert "| resnet50 inference 64 | static/auto | 0.80 | 2.50x | 2.00x | 1.00 | 4 | 3.0 | level 0 |  |" in lines
     assert any(line.startswith("| unet inference 2 | bf16 | - |") and "not compiled in time" in line for line in lines)
-    assert "| resnet50 inference 64 bf16 | 1.50 | 0.50 | 2.00 |" in lines
+    assert "| resnet50 inference 64 bf16 | 1.50 | 0.50 | 2.00 | 2.00 | 0.25 |" in lines
+    page = tmp_path / "benchmarks.md"
+    page.write_text(f"before\n{bench.table.BEGIN}old\n{bench.table.END}\nafter\n")
+    bench.table.put_into(page, bench.table.for_docs(content))
+    lines = page.read_text().splitlines()
+    numbers = "2.00 | 1.60 | 0.80 | 2.50x | 2.00x | 1.00 → 1.00 | 4 → 4 | 3 → 3"
+    assert f"| resnet50 inference 64 | static | {numbers} |" in lines
+    assert (lines[0], lines[-1]) == ("before", "after")
+    assert not {"old"} & {*lines}
+    assert not [line for line in lines if "unet" in line], "nothing to compare with"
 
 
 def test_plot(bench: Any, tmp_path: Path) -> None:

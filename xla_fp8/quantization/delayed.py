@@ -118,7 +118,8 @@ def observation(state: DelayedScale, amax: jax.Array) -> DelayedScale:
     amax = _once_in_a_sum(state.scale, amax)
     if across := _varying(amax) - _varying(state.amax_history):
         amax = lax.pmax(amax, tuple(sorted(across, key=str)))  # type: ignore[no-untyped-call]
-    history = jnp.zeros_like(state.amax_history).at[0].set(amax)
+    # Not .at[0].set: a scatter is two kernels, where this is part of what reads it.
+    history = jnp.where(jnp.arange(state.amax_history.shape[-1]) == 0, amax, jnp.zeros_like(state.amax_history))
     return dataclasses.replace(state, scale=jnp.zeros_like(state.scale), amax_history=history)
 
 
