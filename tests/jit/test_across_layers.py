@@ -27,13 +27,20 @@ def arrays() -> Arrays:
     return x, *filters, jnp.asarray(rng.normal(size=16), jnp.bfloat16)
 
 
-def two(x: Any, w1: Any, w2: Any, bias: Any, scaling: Any = (None, None), activation: Any = jax.nn.relu) -> jax.Array:
+def two(
+    x: Any,
+    w1: Any,
+    w2: Any,
+    bias: Any,
+    scaling: Any = (None, None),
+    activation: Any = jax.nn.relu,
+    filter_gradient: Any = "auto",
+) -> jax.Array:
     """Convolution, bias, activation, convolution."""
+    options = {"dimension_numbers": NHWC, "preferred_element_type": jnp.bfloat16, "filter_gradient": filter_gradient}
     for number, (w, state) in enumerate(zip((w1, w2), scaling, strict=True)):
         x = activation(x + bias) if number else x
-        x = xla_fp8.fp8_conv(
-            x, w, (1, 1), "SAME", dimension_numbers=NHWC, scaling=state, preferred_element_type=jnp.bfloat16
-        )
+        x = xla_fp8.fp8_conv(x, w, (1, 1), "SAME", scaling=state, **options)
     return x
 
 
@@ -62,9 +69,11 @@ def test_delayed_scales_need_no_pass_in_between(arrays: Arrays) -> None:
 
 
 def test_in_training_the_amax_comes_too_and_what_the_derivative_needs(arrays: Arrays) -> None:
+    """Where filter gradients read FP8 tensors: a wide one needs what is between the layers, and ends the graph there."""
+
     def step(x: Any, w1: Any, w2: Any, bias: Any, scaling: Any) -> Any:
         def loss(w1: Any, w2: Any, scaling: Any) -> jax.Array:
-            return jnp.mean(jnp.square(two(x, w1, w2, bias, scaling).astype(jnp.float32)))
+            return jnp.mean(jnp.square(two(x, w1, w2, bias, scaling, filter_gradient="fp8").astype(jnp.float32)))
 
         return jax.value_and_grad(loss, (0, 1, 2))(w1, w2, scaling)
 
