@@ -69,7 +69,7 @@ def test_delayed_scales_need_no_pass_in_between(arrays: Arrays) -> None:
 
 
 def test_in_training_the_amax_comes_too_and_what_the_derivative_needs(arrays: Arrays) -> None:
-    """Where filter gradients read FP8 tensors: a wide one needs what is between the layers, and ends the graph there."""
+    """Where filter gradients read FP8 tensors: wide ones need what is between the layers, and end the graph there."""
 
     def step(x: Any, w1: Any, w2: Any, bias: Any, scaling: Any) -> Any:
         def loss(w1: Any, w2: Any, scaling: Any) -> jax.Array:
