@@ -339,6 +339,10 @@ def _named() -> dict[str, MosaicCase]:
     several = "1:[f32]conv();2:[f32]bias(1);3:[f32]amax(2);4:[f32]relu(2);5:[f32]amax(4);6:[f8e4m3fn]scale(4);"
     add("several-amaxes", several, **ODD)
     add("many-tiles", FULL, batch=16, image=(64, 64), channels=64, features=128)
+    # What fused-dot-rewriter makes: rows that are no multiple of a tile's.
+    dot = {"batch": 300, "image": (), "channels": 96, "features": 144, "filter": (), "window": "{}"}
+    for name, operands, precision in (("dot", "exact", "default"), ("dot-highest", "random", "highest")):
+        add(name, FULL, operands, precision, labels="bf_oi->bf", **dot)
     return {case.name: case for case in cases if case.backend.supports(case.call, H200).ok}
 
 
