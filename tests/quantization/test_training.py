@@ -520,6 +520,15 @@ def test_states_are_made_as_asked() -> None:
         DelayedScale.create(length=0)
 
 
+@pytest.mark.parametrize("options", [{}, {"amax": 4.0}])
+def test_the_first_state_may_be_donated(options: dict[str, Any]) -> None:
+    state = DelayedScaling.create(**options)
+    step = jax.jit(lambda state: state.update(state), donate_argnums=0)
+    expected = state.update(state)
+    for one, other in zip(jax.tree.leaves(step(state)), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 # fake_quantize
 
 

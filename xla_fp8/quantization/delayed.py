@@ -98,8 +98,9 @@ class DelayedScaling:
         dtype: DTypeLike = jnp.float8_e4m3fn, gradient_dtype: DTypeLike = jnp.float8_e5m2, **options: Any
     ) -> DelayedScaling:
         """The state before the first step; `options` as `DelayedScale.create` has them."""
-        operand = DelayedScale.create(dtype, **options)
-        return DelayedScaling(operand, operand, DelayedScale.create(gradient_dtype, **options))
+        # Each has arrays of its own: a step to which the state is donated cannot take one buffer twice.
+        types = dtype, dtype, gradient_dtype
+        return DelayedScaling(*(DelayedScale.create(type_, **options) for type_ in types))
 
     def update(self, observed: DelayedScaling) -> DelayedScaling:
         """The state for the next step, from this one's "gradient"."""
