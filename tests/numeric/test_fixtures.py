@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from tests.xla_options import QUICKLY
@@ -30,6 +33,10 @@ def _module(name: str) -> hlo.HloModule:
         pytest.skip(f"is there to be rejected: {error.message}")
 
 
+def _is_floating(array: np.ndarray[Any, Any]) -> bool:
+    return bool(jnp.issubdtype(array.dtype, jnp.floating))
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_pipeline_keeps_the_meaning(name: str) -> None:
     original = _module(name)
@@ -51,6 +58,10 @@ def test_pipeline_keeps_the_meaning(name: str) -> None:
         pytest.skip(f"the original does not run on a CPU: {str(error).splitlines()[0]}")
     arrays = random_inputs(executable.parameters)
     before = executable(*arrays)
+    if any(_is_floating(output) and np.isnan(output.astype(np.float64)).any() for output in before):
+        # The root of a variance below 0, say. Whether a maximum with NaN is NaN depends on the version of XLA's CPU.
+        arrays = [np.abs(array) if _is_floating(array) else array for array in arrays]
+        before = executable(*arrays)
     # One fixture takes the sine of large numbers. A wrong scale or operand is wrong by more than this.
     tolerance = TOLERANCES[working_type(original)]
     tolerance = dataclasses.replace(tolerance, relative=max(tolerance.relative, 1e-3))
