@@ -12,10 +12,12 @@ A row is a network, a batch, inference or a training step, and a variant: `bf16`
 
 Few rows compile on a GPU side by side (`--workers`): XLA times its candidates while it compiles, and with 26 processes
 it chose convolutions that were six times slower than others. When a batch is compiled its rows are timed and profiled,
-one at a time, nothing else on their GPU; the variants of a case are all on one GPU. Another run in the same folder does
-what is left. XLA takes up to 20 s on one core to tune an FP8 convolution, of which a network has dozens, and its first
-choice, without tuning, is one that cuDNN cannot run: `--chain-seconds 60` lets many processes tune them on the last GPU
-at first; XLA keeps what it found by instruction. `tune` does that alone.
+one at a time, nothing else on their GPU: what is late is ended, and begins again at the end. GPUs are those that
+CUDA_VISIBLE_DEVICES names; the variants of a case are all on one. Another run in the same folder does what is left.
+
+XLA takes up to 20 s on one core to tune an FP8 convolution, of which a network has dozens; its first choice, without
+tuning, is one that cuDNN cannot run: `--chain-seconds 60` lets many processes tune them on the last GPU at first, and
+nothing else; XLA keeps what it found by instruction. `tune` does that alone.
 
 The files: `rows` → `programs` (with `recipes`) → `worker` (with `timing`, `profile`) → `scheduler` → `table`, `plot`.
 """

@@ -19,9 +19,9 @@ def main() -> None:
     parser.add_argument("phase", choices=("run", "tune", "report", "docs", "lower", "worker", "chains"))
     parser.add_argument("--out", type=Path, default=Path("build/models"), help="folder of results, logs and caches")
     parser.add_argument("--seconds", type=float, default=540, help="all is over in this time")
-    parser.add_argument("--batch-seconds", type=float, default=90, help="a batch that compiles longer is interrupted")
+    parser.add_argument("--batch-seconds", type=float, default=90, help="what compiles longer begins again, at the end")
     parser.add_argument("--workers", type=int, default=5, help="rows that compile on a GPU at once; processes of tune")
-    parser.add_argument("--gpus", type=int, default=scheduler.gpus_here(), help="GPUs to use, the first ones")
+    parser.add_argument("--gpus", type=int, help="how many of the visible GPUs to use; else all")
     parser.add_argument("--only", default="", help='rows whose name has one of these parts, by ";"')
     parser.add_argument("--variants", default="bf16,xla,auto", help='variants that have one of these parts, by ","')
     parser.add_argument("--tune", action="store_true", help="xla_fp8 times its kernels' configs; else the first guess")
@@ -56,7 +56,7 @@ def main() -> None:
             arguments.seconds,
             arguments.batch_seconds,
             arguments.workers,
-            arguments.gpus,
+            scheduler.gpus_here()[: arguments.gpus],
             arguments.tune,
             arguments.xla_autotune,
             arguments.xla_fp8_autotune,

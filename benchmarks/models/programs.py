@@ -136,9 +136,9 @@ def _inputs(row: Row, config: Any) -> tuple[Random, ...]:
     return (Random((row.batch, config.image, config.image, 3), 1, jnp.bfloat16),)
 
 
-def _apply(row: Row, network: ModuleType, config: Any, params: Any, inputs: Any, ops: Ops) -> Any:
+def _apply(row: Row, network: ModuleType, config: Any, params: Any, inputs: Any, ops: Ops, trains: bool = False) -> Any:
     if row.model == "unet":
-        return network.apply(params, *inputs, ops=ops, config=config)
+        return network.apply(params, *inputs, ops=ops, config=config, trains=trains)
     return network.apply(params, *inputs, ops=ops)
 
 
@@ -178,7 +178,7 @@ def _training(row: Row, network: ModuleType, params: Any, config: Any, tiny: boo
     def apply(params: Any, *inputs: Any) -> Any:
         if row.model == "resnet50":
             return network.apply_training(params, *inputs)
-        return _apply(row, network, config, params, inputs, PLAIN), {}
+        return _apply(row, network, config, params, inputs, PLAIN, trains=True), {}
 
     def loss(params: Any, scaling: Any, batch: Any) -> Any:
         *inputs, target = batch

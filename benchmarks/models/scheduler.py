@@ -29,9 +29,10 @@ class Settings:
     Attributes:
         out: folder of results, logs and caches.
         seconds: after which all is over.
-        batch_seconds: after which those of a batch that are compiled are measured, and the others wait.
+        batch_seconds: after which those of a batch that are compiled are measured; the others are ended, and
+            begin again behind all that wait.
         workers: how many rows compile on a GPU at once.
-        gpus: how many there are; 0 is a machine without one.
+        gpus: their names in CUDA_VISIBLE_DEVICES; none is a machine without one.
         tune: whether `xla_fp8` times the configs of its kernels.
         autotune, fp8_autotune: XLA's levels of autotuning, of other rows and of those that XLA compiles in FP8.
         chain_seconds: for which XLA's FP8 convolutions are tuned in processes of their own, on the last GPU, at first.
@@ -42,7 +43,7 @@ class Settings:
     seconds: float
     batch_seconds: float
     workers: int
-    gpus: int
+    gpus: tuple[str, ...]
     tune: bool
     autotune: int
     fp8_autotune: int
@@ -65,7 +66,7 @@ class Settings:
         """XLA's level of autotuning for a row."""
         return self.fp8_autotune if is_xla_fp8(row) else self.autotune
 
-    def environment(self, row: Row, gpu: int | None) -> dict[str, str]:
+    def environment(self, row: Row, gpu: str | None) -> dict[str, str]:
         """The variables of a row's process."""
         flags = f"{os.environ.get('XLA_FLAGS', '')} {self.xla_flags}"
         if not self.tiny:
@@ -76,7 +77,7 @@ class Settings:
             flags += f" --xla_gpu_per_fusion_autotune_cache_dir={folder}"
         return {
             **os.environ,
-            **({} if gpu is None else {"CUDA_VISIBLE_DEVICES": str(gpu)}),
+            **({} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}),
             "XLA_FLAGS": flags.strip(),
             "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
             "XLA_FP8_AUTOTUNE": "1" if self.tune else "0",
@@ -91,19 +92,22 @@ def is_xla_fp8(row: Row) -> bool:
     return row.recipe != BASELINE and row.compiler == XLA
 
 
-def gpus_here() -> int:
-    """How many GPUs this machine has."""
+def gpus_here() -> tuple[str, ...]:
+    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them: somebody else may use the others."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return tuple(name.strip() for name in visible.split(",") if name.strip())
     try:
         listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
-        return 0
-    return sum(line.startswith("GPU ") for line in listed.splitlines())
+        return ()
+    return tuple(str(n) for n in range(sum(line.startswith("GPU ") for line in listed.splitlines())))
 
 
 class Child:
     """One row's process. `facts` has what it said; `state` is where it stands."""
 
-    def __init__(self, row: Row, settings: Settings, gpu: int | None) -> None:
+    def __init__(self, row: Row, settings: Settings, gpu: str | None) -> None:
         self.row = row
         self.facts: dict[str, Any] = {"xla_autotune": settings.level(row), "gpu": gpu}
         self.state = "compiling"
@@ -150,14 +154,6 @@ class Child:
         self.state = "failed"
         self.process.kill()
 
-    def stop(self) -> None:
-        """Holds a process that compiles, while another measures."""
-        self.process.send_signal(signal.SIGSTOP)
-
-    def go_on(self) -> None:
-        """Lets it compile on."""
-        self.process.send_signal(signal.SIGCONT)
-
 
 @dataclasses.dataclass
 class Lane:
@@ -168,7 +164,7 @@ class Lane:
         since: when the batch began.
     """
 
-    gpu: int | None
+    gpu: str | None
     children: list[Child] = dataclasses.field(default_factory=list)
     since: float = 0.0
 
@@ -186,7 +182,7 @@ class Scheduler:
         self.settings = settings
         self.began = time.monotonic()
         self.end = self.began + settings.seconds
-        self.lanes = [Lane(gpu) for gpu in range(settings.gpus)] or [Lane(None)]
+        self.lanes = [Lane(gpu) for gpu in settings.gpus] or [Lane(None)]
         self.lane_of: dict[str, Lane] = {}
         path = settings.out / table.RESULTS
         self.content: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"about": {}, "rows": {}}
@@ -243,11 +239,13 @@ class Scheduler:
 
     def advance(self, lane: Lane) -> None:
         """Lets the rows of a GPU compile, measures those that are compiled, or begins the next batch."""
-        if self.is_tuning() and lane is self.lanes[-1] and len(self.lanes) > 1:
-            return
+        if self.is_tuning() and lane is self.lanes[-1]:
+            return  # its GPU is busy, be it the only one
         compiling = lane.of("compiling")
         is_late = time.monotonic() > min(lane.since + self.settings.batch_seconds, self.end - 3 * _LAST)
         if lane.of("compiled") and (not compiling or is_late):
+            for child in compiling:
+                self.put_back(lane, child)
             self.measure(lane)
         elif not compiling or is_late:
             self.begin(lane)
@@ -256,7 +254,7 @@ class Scheduler:
             lane.children.remove(child)
 
     def begin(self, lane: Lane) -> None:
-        """The next batch; what still compiles is part of it."""
+        """The next batch; where nothing of the last one is compiled, what still compiles is part of it."""
         lane.since = time.monotonic()
         if self.end - lane.since < _BEGUN + _LAST:
             return
@@ -268,11 +266,19 @@ class Scheduler:
                 self.waiting.remove(row)
                 lane.children.append(Child(row, self.settings, lane.gpu))
 
+    def put_back(self, lane: Lane, child: Child) -> None:
+        """Ends a row that compiles, so that others can be measured; it begins again behind all that wait.
+
+        To hold its process is not enough: what it has launched, XLA's candidates, stays on the GPU.
+        """
+        child.fail("compiling when the time of its batch was over")
+        child.process.wait()
+        self.record(child)
+        lane.children.remove(child)
+        self.waiting.append(child.row)
+
     def measure(self, lane: Lane) -> None:
-        """The first that is compiled."""
-        late = lane.of("compiling")
-        for other in late:
-            other.stop()
+        """The first that is compiled. Nothing else is on the GPU: none compiles, others that are compiled wait."""
         child = lane.of("compiled")[0]
         self.record(child)
         if self.end - time.monotonic() < _LAST:
@@ -286,8 +292,6 @@ class Scheduler:
         child.process.wait()
         self.record(child)
         lane.children.remove(child)
-        for other in late:
-            other.go_on()
 
     def record(self, child: Child) -> None:
         """Writes what is known; a failure never in place of an earlier result."""

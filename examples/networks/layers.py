@@ -122,10 +122,14 @@ def layer_norm(x: Array, p: Params) -> Array:
     return normalized(x, p, mean, var)
 
 
-def attention(q: Array, k: Array, v: Array, heads: int) -> Array:
-    """Softmax attention of [N,T,C] to [N,S,C]; on a GPU by cuDNN's fused kernel."""
+def attention(q: Array, k: Array, v: Array, heads: int, trains: bool = False) -> Array:
+    """Softmax attention of [N,T,C] to [N,S,C]; on a GPU by cuDNN's fused kernel.
+
+    `trains`: the result is differentiated, which jax's call of cuDNN refuses where T or S is odd (a text of 77 tokens).
+    XLA's own attention is used there."""
     split = [t.reshape(*t.shape[:2], heads, -1) for t in (q, k, v)]
-    fused = jax.default_backend() == "gpu" and q.dtype == jnp.bfloat16
+    is_even = q.shape[1] % 2 == k.shape[1] % 2 == 0
+    fused = jax.default_backend() == "gpu" and q.dtype == jnp.bfloat16 and (is_even or not trains)
     with jax.named_scope("attention"):
         y = jax.nn.dot_product_attention(*split, implementation="cudnn" if fused else "xla")
     return y.reshape(q.shape)

@@ -110,10 +110,19 @@ def _block(make: Normal, config: Config, level: int, inputs: int, outputs: int, 
 
 
 def apply(
-    params: Params, latents: Array, times: Array, context: Array, ops: Ops = PLAIN, config: Config = SD1
+    params: Params,
+    latents: Array,
+    times: Array,
+    context: Array,
+    ops: Ops = PLAIN,
+    config: Config = SD1,
+    trains: bool = False,
 ) -> Array:
-    """The noise in `latents` [N,H,W,4] at `times` [N], given the text's encoding [N,T,C]; of the latents' type."""
-    net = _Net(params, ops, config.heads, context.astype(latents.dtype))
+    """The noise in `latents` [N,H,W,4] at `times` [N], given the text's encoding [N,T,C]; of the latents' type.
+
+    `trains` where it is differentiated.
+    """
+    net = _Net(params, ops, config.heads, context.astype(latents.dtype), trains)
     frequencies = jnp.exp(-math.log(10000) * jnp.arange(config.channels[0] // 2) / (config.channels[0] // 2))
     angles = times[:, None].astype(jnp.float32) * frequencies
     t = jnp.concatenate([jnp.cos(angles), jnp.sin(angles)], 1).astype(latents.dtype)
@@ -147,6 +156,7 @@ class _Net:
     ops: Ops
     heads: int
     context: Array
+    trains: bool
 
     def at(self, name: str) -> Any:
         found: Any = self.params
@@ -190,4 +200,4 @@ class _Net:
             self.ops.dense(source, p[part], name=f"{name}/{part}")
             for part, source in (("q", x), ("k", context), ("v", context))
         )
-        return self.ops.dense(attention(q, k, v, self.heads), p["o"], name=f"{name}/o")
+        return self.ops.dense(attention(q, k, v, self.heads, self.trains), p["o"], name=f"{name}/o")

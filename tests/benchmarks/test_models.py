@@ -179,6 +179,145 @@ def test_processes_share_the_chains_that_xla_tunes(bench: Any, capsys: pytest.Ca
     assert capsys.readouterr().out.count("chain ") == len(every)
 
 
+class _Child:
+    """Stands for the process of a row. Compiles until the test says otherwise; is measured as soon as it is told to."""
+
+    every: list[_Child]
+
+    def __init__(self, row: Any, settings: Any, gpu: str | None) -> None:
+        self.row, self.gpu, self.state, self.is_told = row, gpu, "compiling", False
+        self.facts: dict[str, Any] = {"gpu": gpu}
+        self.process = SimpleNamespace(wait=self.wait)
+        self.is_over = False
+        self.beside: list[str] = []
+        self.every.append(self)
+
+    def go(self) -> None:
+        self.beside = [
+            other.state for other in self.every if other is not self and other.gpu == self.gpu and not other.is_over
+        ]
+        self.facts |= {"ms": 1.0, "host_ms": 0.1, "host_bound": False, "compile_s": 1.0}
+        self.facts["profile"] = {"ms": {"convolution": 1.0}, "kernels": 1}
+        self.state = "measured"
+
+    def fail(self, problem: str) -> None:
+        self.facts["problem"], self.state = problem, "failed"
+
+    def wait(self) -> None:
+        self.is_over = True
+
+
+@pytest.fixture
+def children(bench: Any, monkeypatch: pytest.MonkeyPatch) -> list[_Child]:
+    """Those that the scheduler has begun, so far."""
+    monkeypatch.setattr(_Child, "every", [], raising=False)
+    monkeypatch.setattr(bench.scheduler, "Child", _Child)
+    return _Child.every
+
+
+def _scheduler(bench: Any, out: Path, rows: list[Any], batch_seconds: float) -> Any:
+    settings = bench.scheduler.Settings(
+        out=out,
+        seconds=500,
+        batch_seconds=batch_seconds,
+        workers=2,
+        gpus=("0",),
+        tune=False,
+        autotune=4,
+        fp8_autotune=4,
+        chain_seconds=0,
+        xla_flags="",
+        tiny=True,
+    )
+    return bench.scheduler.Scheduler(settings, rows)
+
+
+def test_nothing_compiles_on_the_gpu_of_a_row_that_is_measured(
+    bench: Any, children: list[_Child], tmp_path: Path
+) -> None:
+    rows = bench.rows.selected(bench.rows.rows(True), "resnet50", "bf16,auto")[:3]
+    scheduler = _scheduler(bench, tmp_path, rows, batch_seconds=90)
+    (lane,) = scheduler.lanes
+    scheduler.advance(lane)
+    first, second = children
+    first.state = "compiled"
+    scheduler.advance(lane)
+    assert (first.state, second.state) == ("compiled", "compiling"), "the batch is not over"
+    lane.since -= 100  # now it is
+    scheduler.advance(lane)
+    assert (first.state, first.beside) == ("measured", [])
+    assert (second.state, second.is_over) == ("failed", True)
+    assert "time of its batch" in scheduler.content["rows"][second.row.name]["problem"]
+    assert scheduler.waiting == [rows[2], second.row], "it begins again behind the others"
+    scheduler.advance(lane)
+    for child in children[2:]:
+        child.state = "compiled"
+    scheduler.advance(lane)
+    scheduler.advance(lane)
+    assert [child.row for child in children[2:]] == [rows[2], second.row]
+    assert [child.beside for child in children[2:]] == [["compiled"], []], "who is compiled only waits"
+    assert all(scheduler.content["rows"][row.name]["ms"] for row in rows)
+
+
+def test_nothing_begins_on_the_only_gpu_while_chains_are_tuned_there(
+    bench: Any, children: list[_Child], tmp_path: Path
+) -> None:
+    scheduler = _scheduler(bench, tmp_path, bench.rows.rows(True)[:2], batch_seconds=90)
+    (tmp_path / "tune.log").write_text("3 files\n")
+    code: list[int | None] = [None]
+    scheduler.tuner = SimpleNamespace(poll=lambda: code[0])
+    scheduler.advance(scheduler.lanes[0])
+    assert not children
+    code[0] = 0
+    scheduler.advance(scheduler.lanes[0])
+    assert len(children) == 2
+
+
+def test_gpus_that_are_not_visible_are_left_alone(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for visible, expected in (("1", ("1",)), ("2,GPU-ab", ("2", "GPU-ab")), ("", ())):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        assert bench.scheduler.gpus_here() == expected
+
+
+@pytest.mark.parametrize(
+    ("length", "trains", "expected"), [(77, False, "cudnn"), (77, True, "xla"), (78, True, "cudnn")]
+)
+def test_attention_that_cudnn_cannot_differentiate_is_xlas(
+    monkeypatch: pytest.MonkeyPatch, length: int, trains: bool, expected: str
+) -> None:
+    """jax's call of cuDNN refuses an odd length when it is differentiated: the UNet's texts have 77 tokens."""
+    layers = importlib.import_module("examples.networks.layers")
+    chosen = []
+
+    def attend(q: jax.Array, k: jax.Array, v: jax.Array, implementation: str) -> jax.Array:
+        chosen.append(implementation)
+        return q
+
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(jax.nn, "dot_product_attention", attend)
+    q, k = jnp.zeros((1, 64, 32), jnp.bfloat16), jnp.zeros((1, length, 32), jnp.bfloat16)
+    layers.attention(q, k, k, 2, trains)
+    assert chosen == [expected]
+
+
+def test_a_unet_that_trains_tells_its_attention(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    unet = importlib.import_module("examples.networks.unet")
+    told = []
+
+    def attend(q: jax.Array, k: jax.Array, v: jax.Array, heads: int, trains: bool) -> jax.Array:
+        told.append(trains)
+        return q
+
+    monkeypatch.setattr(unet, "attention", attend)
+    for mode, trains in (("training", True), ("inference", False)):
+        row = next(row for row in bench.rows.rows(True) if (row.model, row.mode) == ("unet", mode))
+        program = bench.programs.program_of(row, True)
+        jax.eval_shape(program.function, bench.programs.structs(program.state), bench.programs.structs(program.batch))
+        assert told
+        assert set(told) == {trains}
+        told.clear()
+
+
 @pytest.mark.slow
 def test_rows_from_end_to_end(tmp_path: Path) -> None:
     """Two variants on a CPU, and one that is not to be compiled in time."""
