@@ -34,6 +34,7 @@ def unet(networks_beside_the_scripts: None) -> ModuleType:
     return load_script("examples/serve_unet.py")
 
 
+@pytest.mark.slow
 def test_resnet_learns_in_fp8(resnet: ModuleType) -> None:
     pytest.importorskip("sklearn", reason="ships the digits")
     config, found = resnet.SIZES["small"], {}
@@ -66,6 +67,7 @@ def test_every_convolution_of_a_served_resnet_hands_fp8_to_the_next(resnet: Modu
     assert report.saved_bytes == sum(entry.saved_bytes for entry in report.rewritten) > 0
 
 
+@pytest.mark.slow
 def test_unet_serves_near_bf16(unet: ModuleType) -> None:
     found = unet.compare(unet.SIZES["small"], images=1, steps=2)
     (wide, _, wide_bytes), (narrow, _, narrow_bytes) = found["bf16"], found["FP8"]

@@ -203,6 +203,7 @@ def converted_like(model: Any, recipe: xla_fp8.Recipe, options: dict[str, Any], 
     return xla_fp8.convert(model, recipe, example=x, **call)
 
 
+@pytest.mark.slow
 def test_layers_of_every_framework_by_name(make_model: MakeModel) -> None:
     model, options, x = make_model()
     tiny = jnp.where(jnp.arange(16) % 2, 1, 1e-12)
