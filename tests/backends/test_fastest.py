@@ -221,10 +221,11 @@ def test_the_chain_computes_what_the_reference_does(seed: int, monkeypatch: pyte
 
 def test_the_chain_has_the_reference_s_gelu_in_another_order() -> None:
     """gelu is a/2 * (1 + tanh(z)), in f32 of unit u = 2^-24. z comes of six roundings, which move tanh(z) by at most
-    6u * |z| / cosh(z)^2 < 3u; tanh itself and the sum are each right to 4u, the products to 2u of a result of at most |a|.
-    So each is within |a|/2 * (3u + 4u + 4u) + 2u * |a| < 8u * |a| of the true one, and the two within 2^-20 * |a|.
+    6u * |z| / cosh(z)^2 < 3u; tanh itself and the sum are each right to 4u, the products to 2u of a result of at most
+    |a|. So each is within |a|/2 * (3u + 4u + 4u) + 2u * |a| < 8u * |a| of the true one, and the two within
+    2^-20 * |a|.
     """
     a = jnp.linspace(-12, 12, 100_001, dtype=jnp.float32)
     difference = jnp.abs(jax.nn.gelu(a) - reference.gelu_tanh(a))
-    assert 0 < jnp.max(difference)
+    assert jnp.max(difference) > 0
     assert (difference <= 2.0**-20 * jnp.abs(a)).all()
