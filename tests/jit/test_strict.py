@@ -219,6 +219,17 @@ def test_backward_convolutions_of_a_custom_vjp_raise_and_are_told() -> None:
         xla_fp8.jit(jax.grad(loss), strict=True)(*args)
 
 
+def test_the_weight_gradient_of_a_dot_raises_as_a_filter_gradient_does() -> None:
+    def loss(w: jax.Array, x: jax.Array) -> jax.Array:
+        return jnp.sum(xla_fp8.fp8_dot(x, w) ** 2)
+
+    w, x = jnp.ones((32, 16)), jnp.ones((64, 32))
+    assert_close(xla_fp8.jit(loss, strict=True)(w, x), jax.jit(loss)(w, x))
+    for step in (jax.grad(xla_fp8.jit(loss, strict=True)), xla_fp8.jit(jax.grad(loss), strict=True)):
+        with pytest.raises(xla_fp8.NotRewrittenError, match="as the gradient of weights does"):
+            step(w, x)
+
+
 def batched_by_hand() -> Callable[..., jax.Array]:
     @jax.custom_batching.custom_vmap
     def fn(x8: jax.Array, w8: jax.Array) -> jax.Array:
