@@ -13,7 +13,7 @@ from xla_fp8.backends.quantize.resident import Resident
 SMALLEST_OF_ATOMIC = 2**25
 """Elements from which `atomic` takes rows: there it was as fast as `reduction` or faster, within noise."""
 
-SMALLEST_OF_RESIDENT = 2**26
+SMALLEST_OF_RESIDENT = 2**24
 """Elements from which `resident` takes a given scale and a transposed copy: the smallest that was measured."""
 
 SMALLEST_OF_PROGRAMS = 10**6
