@@ -54,8 +54,8 @@ def for_docs(content: dict[str, Any]) -> str:
         if row.compiler == "auto" and "ms" in found[row.name] and "ms" in found.get(f"{row.case} {BASELINE}", {})
     ]
     lines = [
-        "| | scales | bf16, ms | XLA's FP8 | xla_fp8 | vs bf16 | vs XLA's FP8 | memory, GB | kernels | compile, s |",
-        "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|",
+        "| | scales | bf16, ms | XLA's FP8 | xla_fp8 | vs bf16 | vs XLA's FP8 | memory, GB | kernels |",
+        "|---|---|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for row in ours:
         bf16, xla, fp8 = (found.get(f"{row.case} {v}", {}) for v in (BASELINE, f"{row.recipe}/{XLA}", row.variant))
@@ -69,7 +69,6 @@ def for_docs(content: dict[str, Any]) -> str:
             f"{xla['ms'] / fp8['ms']:.2f}x" if "ms" in xla else "-",
             f"{_memory(bf16)} → {_memory(fp8)}",
             " → ".join(f"{facts['profile']['kernels']:.0f}" for facts in (bf16, fp8)),
-            f"{bf16['compile_s']:.0f} → {fp8['compile_s']:.0f}",
         ]
         lines.append(f"| {' | '.join(cells)} |")
     shown = {f"{row.case} {BASELINE}" for row in ours} | {row.name for row in ours}
@@ -88,7 +87,10 @@ def put_into(page: Path, text: str) -> None:
 
 
 def _ms(facts: dict[str, Any]) -> str:
-    return f"{facts['ms']:.2f}{' (host)' if facts['host_bound'] else ''}" if "ms" in facts else "-"
+    """With by how much the rounds differ, largest minus least."""
+    return (
+        f"{facts['ms']:.2f} ({facts['spread']:.2f}){' (host)' if facts['host_bound'] else ''}" if "ms" in facts else "-"
+    )
 
 
 def _times(every: list[Row], found: dict[str, Any]) -> list[str]:

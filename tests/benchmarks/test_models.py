@@ -107,6 +107,7 @@ ENTRY %main {
 def test_table(bench: Any, tmp_path: Path) -> None:
     measured = {
         "ms": 2.0,
+        "spread": 0.1,
         "host_ms": 0.25,
         "host_bound": False,
         "compile_s": 3.0,
@@ -131,7 +132,7 @@ def test_table(bench: Any, tmp_path: Path) -> None:
     page.write_text(f"before\n{bench.table.BEGIN}old\n{bench.table.END}\nafter\n")
     bench.table.put_into(page, bench.table.for_docs(content))
     lines = page.read_text().splitlines()
-    numbers = "2.00 | 1.60 | 0.80 | 2.50x | 2.00x | 1.00 → 1.00 | 4 → 4 | 3 → 3"
+    numbers = "2.00 (0.10) | 1.60 (0.10) | 0.80 (0.10) | 2.50x | 2.00x | 1.00 → 1.00 | 4 → 4"
     assert f"| resnet50 inference 64 | static | {numbers} |" in lines
     assert (lines[0], lines[-1]) == ("before", "after")
     assert not {"old"} & {*lines}
