@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import xla_fp8
+from tests.same_numbers import assert_same_numbers
 from xla_fp8 import hlo, passes
 from xla_fp8.backends import cudnn, reference
-from xla_fp8.backends.compare import TOLERANCES, compare
 from xla_fp8.backends.executable import Executable
 from xla_fp8.backends.fastest import ChainBackend
 from xla_fp8.backends.protocol import No
@@ -41,21 +41,13 @@ def module_of(function: Callable[..., Any], *arguments: Any) -> HloModule:
     return hlo.parse(jax.jit(function, keep_unused=True).lower(*arguments).as_text("hlo"))
 
 
-def assert_same_numbers(
+def checked(
     function: Callable[..., Any], *arguments: jax.ShapeDtypeStruct, working: str = "f32"
 ) -> tuple[HloModule, Report]:
-    """Rewrites, runs both on the CPU, compares with the tolerance of `working`."""
+    """Rewrites, and checks that the numbers stay."""
     module = module_of(function, *arguments)
     report = passes.run(module, None, H200, dialect="extended", options=EACH)
-    rng = np.random.default_rng(0)
-    # Scales are positive and not small, everything else is normal.
-    values = [rng.normal(size=a.shape) if a.shape else 0.3 + np.abs(rng.normal()) for a in arguments]
-    inputs = [np.asarray(jnp.asarray(value, a.dtype)) for value, a in zip(values, arguments, strict=True)]
-    wanted = [np.asarray(leaf) for leaf in jax.tree.leaves(jax.jit(function)(*inputs))]
-    for found, want in zip(Executable(module, "cpu")(*inputs), wanted, strict=True):
-        assert (found.dtype, found.shape) == (want.dtype, want.shape)
-        difference = compare(want, found)
-        assert TOLERANCES[working].accepts(difference, want.dtype), difference
+    assert_same_numbers(module, function, arguments, working=working)
     return module, report
 
 
@@ -91,7 +83,7 @@ def test_a_layer_of_any_rank_is_one_call(rank: int, order: str, working: str) ->
     rows, weights = ROWS[rank], f8(32, 48) if order == "kn" else f8(48, 32)
     bias, residual = jax.ShapeDtypeStruct((48,), dtype), jax.ShapeDtypeStruct((*rows, 48), dtype)
     arguments = f8(*rows, 32), weights, bias, residual, SCALE, SCALE, SCALE
-    module, report = assert_same_numbers(layer, *arguments, working=working)
+    module, report = checked(layer, *arguments, working=working)
     assert ops(report) == ["conv,scale,scale,bias,gelu_tanh,add,invscale,amax"]
     wide_or_moved = [i.opcode for i in module.entry if i.opcode in ("transpose", "convert", "dot") and i.shape.rank > 1]
     assert wide_or_moved == (["transpose"] if order == "kn" else [])
@@ -104,7 +96,7 @@ def test_scales_by_column_and_fp8_residual(act: Callable[[Array], Array]) -> Non
         return quantized(act(y), a)
 
     vector = jax.ShapeDtypeStruct((48,), F32)
-    _, report = assert_same_numbers(layer, f8(3, 32, 32), f8(32, 48), vector, f8(3, 32, 48), SCALE, SCALE)
+    _, report = checked(layer, f8(3, 32, 32), f8(32, 48), vector, f8(3, 32, 48), SCALE, SCALE)
     assert ops(report) == [f"conv,scale,channel_scale,add_scaled,{act.__name__},invscale"]
 
 
@@ -119,7 +111,7 @@ def test_moves_behind_a_dot_do_not_end_its_graph(permutation: tuple[int, ...]) -
 
     sizes = tuple((2, 48, 48)[d] for d in permutation)
     arguments = f8(2, 48, 32), f8(32, 48), jax.ShapeDtypeStruct((48,), F32), jax.ShapeDtypeStruct(sizes, F32), SCALE
-    module, report = assert_same_numbers(layer, *arguments)
+    module, report = checked(layer, *arguments)
     assert ops(report) == ["conv,bias,add,relu,invscale,amax"]
     assert not any(i.opcode == "dot" for i in module.entry)
 
@@ -129,7 +121,7 @@ def test_a_dot_of_one_layer_feeds_the_next_in_fp8() -> None:
         hidden = quantized(jax.nn.gelu(wide(x, a, F32) @ w1.astype(F32)), a)
         return (wide(hidden, a, F32) @ w2.astype(F32)).astype(BF16)
 
-    module, report = assert_same_numbers(network, f8(2, 48, 32), f8(32, 64), f8(64, 32), SCALE)
+    module, report = checked(network, f8(2, 48, 32), f8(32, 64), f8(64, 32), SCALE)
     assert ops(report) == ["conv,scale,gelu_tanh,invscale", "conv,scale"]
     assert all(shape.is_fp8 or shape.element_type == "u8" for i in list(module.entry)[:8] for shape in _arrays(i.shape))
 

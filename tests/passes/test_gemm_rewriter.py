@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import xla_fp8
+from tests.same_numbers import assert_same_numbers
 from tests.sampling import sampled
 from xla_fp8 import hlo, passes
-from xla_fp8.backends.compare import TOLERANCES, compare
 from xla_fp8.backends.executable import Executable
 from xla_fp8.hlo import HloModule
 from xla_fp8.matmul import MATMUL_TARGET, MatmulCall, MatmulError, matmul_of
@@ -42,20 +42,12 @@ def calls_of(module: HloModule) -> list[MatmulCall]:
     return [call for call in found if call is not None]
 
 
-def assert_same_numbers(
+def checked(
     function: Callable[..., Any], *arguments: jax.ShapeDtypeStruct, seed: int = 0, working: str = "f32"
 ) -> Report:
-    """Rewrites, runs both on the CPU, compares with the tolerance of `working`; returns the report."""
+    """Rewrites, and checks that the numbers stay; returns the report."""
     module, report = rewritten(function, *arguments)
-    rng = np.random.default_rng(seed)
-    # Scales are positive and not small, everything else is normal.
-    values = [rng.normal(size=a.shape) if a.shape else 0.3 + np.abs(rng.normal()) for a in arguments]
-    inputs = [np.asarray(jnp.asarray(value, a.dtype)) for value, a in zip(values, arguments, strict=True)]
-    wanted = [np.asarray(leaf) for leaf in jax.tree.leaves(jax.jit(function)(*inputs))]
-    for found, want in zip(Executable(module, "cpu")(*inputs), wanted, strict=True):
-        assert (found.dtype, found.shape) == (want.dtype, want.shape)
-        difference = compare(want, found)
-        assert TOLERANCES[working].accepts(difference, want.dtype), difference
+    assert_same_numbers(module, function, arguments, seed=seed, working=working)
     return report
 
 
@@ -72,9 +64,7 @@ def saturated(y: Array, dtype: Any = E4M3) -> Array:
 @pytest.mark.parametrize("sizes", [{"m": 32, "k": 16, "n": 48}, {"m": 5, "k": 7, "n": 3}], ids=["multiples", "padded"])
 def test_every_order_of_operands(spec: str, sizes: dict[str, int]) -> None:
     lhs, rhs = (f8(*(sizes[d] for d in side)) for side in spec.partition("->")[0].split(","))
-    report = assert_same_numbers(
-        lambda x, w, a, b: jnp.einsum(spec, dequantized(x, a), dequantized(w, b)), lhs, rhs, SCALE, SCALE
-    )
+    report = checked(lambda x, w, a, b: jnp.einsum(spec, dequantized(x, a), dequantized(w, b)), lhs, rhs, SCALE, SCALE)
     assert [entry.graph for entry in report.rewritten] == ["[f32]matmul()"]
 
 
@@ -93,9 +83,7 @@ def test_every_order_of_operands(spec: str, sizes: dict[str, int]) -> None:
 def test_batches_and_several_dimensions_of_a_kind(spec: str) -> None:
     sizes = dict(zip("abcdhkmn", (3, 4, 5, 6, 2, 16, 7, 32), strict=True))
     lhs, rhs = (f8(*(sizes[d] for d in side)) for side in spec.partition("->")[0].split(","))
-    report = assert_same_numbers(
-        lambda x, w, a, b: jnp.einsum(spec, dequantized(x, a), dequantized(w, b)), lhs, rhs, SCALE, SCALE
-    )
+    report = checked(lambda x, w, a, b: jnp.einsum(spec, dequantized(x, a), dequantized(w, b)), lhs, rhs, SCALE, SCALE)
     assert len(report.rewritten) == 1
 
 
@@ -141,7 +129,7 @@ def test_an_epilogue_keeps_its_numbers(name: str, rows: int) -> None:
         return epilogue(dequantized(x, a) @ dequantized(w, b), bias, c, s)
 
     bias, matrix = jax.ShapeDtypeStruct((24,), jnp.bfloat16), jax.ShapeDtypeStruct((rows, 24), jnp.float32)
-    report = assert_same_numbers(program, f8(rows, 32), f8(32, 24), SCALE, SCALE, SCALE, bias, matrix)
+    report = checked(program, f8(rows, 32), f8(32, 24), SCALE, SCALE, SCALE, bias, matrix)
     assert [entry.graph for entry in report.rewritten] == [graph]
 
 
@@ -153,7 +141,7 @@ def test_an_amax_is_not_that_of_padding() -> None:
         return saturated(y * s), jnp.max(jnp.abs(y))
 
     arguments = f8(20, 32), f8(32, 24), jax.ShapeDtypeStruct((24,), jnp.bfloat16), SCALE
-    (entry,) = assert_same_numbers(program, *arguments).rewritten
+    (entry,) = checked(program, *arguments).rewritten
     assert (entry.graph, entry.rule) == ("[f32]matmul(bias)", "cublas-epilogue")
     assert "rows of padding" in entry.reason
 
@@ -163,7 +151,7 @@ def test_an_amax_is_not_that_of_padding() -> None:
     [(E4M3, E5M2, E5M2, True), (E5M2, E4M3, E4M3, True), (E4M3, E4M3, E5M2, False), (E4M3, E4M3, E4M3, True)],
 )
 def test_an_fp8_result_is_stored_where_cublaslt_has_a_kernel(lhs: Any, rhs: Any, output: Any, stored: bool) -> None:
-    report = assert_same_numbers(
+    report = checked(
         lambda x, w, s: saturated((x.astype(jnp.float32) @ w.astype(jnp.float32)) * s, output),
         *(f8(16, 32, dtype=lhs), f8(32, 16, dtype=rhs), SCALE),
     )
@@ -258,7 +246,7 @@ def test_steps_in_any_order_keep_their_numbers(seed: int) -> None:
 
     added = jax.ShapeDtypeStruct((24,), types[0]), jax.ShapeDtypeStruct((rows, 24), types[1])
     working = "bf16" if 7 in steps or jnp.bfloat16 in types else "f32"
-    assert_same_numbers(program, f8(rows, 32, dtype=lhs), f8(32, 24), SCALE, SCALE, *added, seed=seed, working=working)
+    checked(program, f8(rows, 32, dtype=lhs), f8(32, 24), SCALE, SCALE, *added, seed=seed, working=working)
 
 
 def test_layouts_of_a_compiled_module() -> None:
