@@ -25,6 +25,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import dataclasses
+import itertools
 import json
 import os
 import queue
@@ -45,6 +46,7 @@ from jax import lax
 from benchmarks.conv.programs import Program, calls
 from benchmarks.conv.shapes import Shape
 from benchmarks.conv.timing import Contestant, Inputs, Timing, agreement, short, time_in_turn
+from benchmarks.gpus import gpus_here
 from xla_fp8.backends import call_text
 from xla_fp8.backends.cudnn import buffers, device_context, ffi, library, plans, stopwatch
 from xla_fp8.backends.example_calls import graph_call
@@ -322,7 +324,7 @@ def work(name: str, every: bool, build_seconds: float) -> None:
 class Worker:
     """The process of one row. Its answers come as they are ready."""
 
-    def __init__(self, name: str, gpu: int, arguments: argparse.Namespace, events: queue.Queue[Worker]) -> None:
+    def __init__(self, name: str, gpu: str | None, arguments: argparse.Namespace, events: queue.Queue[Worker]) -> None:
         self.name, self.gpu, self.phase = name, gpu, 0
         self.facts: dict[str, Any] = {}
         self.over = False
@@ -331,7 +333,7 @@ class Worker:
         environment = {
             **os.environ,
             "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
-            **({"CUDA_VISIBLE_DEVICES": str(gpu)} if arguments.gpus > 1 else {}),
+            **({} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}),
         }
         self.log = (arguments.out / f"{len(list(arguments.out.glob('*.log')))}.log").open("w")
         self.process = subprocess.Popen(
@@ -363,10 +365,11 @@ def run(arguments: argparse.Namespace) -> None:
     events: queue.Queue[Worker] = queue.Queue()
     wanted = [part for part in arguments.only.split(";") if part]
     names = [name for name in ROWS if not wanted or any(part in name for part in wanted)]
-    workers = [Worker(name, number % arguments.gpus, arguments, events) for number, name in enumerate(names)]
+    gpus = gpus_here()[: arguments.gpus] or (None,)
+    workers = [Worker(name, gpu, arguments, events) for name, gpu in zip(names, itertools.cycle(gpus), strict=False)]
     # Who waits for a GPU, and whom each one is busy with. A GPU is first given out when all have built, as building and
     # XLA's tuning would disturb; or when a third of the time is left.
-    measuring: dict[int, Worker] = {}
+    measuring: dict[str | None, Worker] = {}
     patience = time.monotonic() + arguments.seconds * 0.6
     while not all(worker.over for worker in workers) and time.monotonic() < end:
         try:
@@ -380,7 +383,7 @@ def run(arguments: argparse.Namespace) -> None:
             pass
         if any(worker.phase == 0 and not worker.over for worker in workers) and time.monotonic() < patience:
             continue
-        for gpu in range(arguments.gpus):
+        for gpu in gpus:
             mine = [worker for worker in workers if worker.gpu == gpu and not worker.over]
             waiting = [worker for phase in (1, 3) for worker in mine if worker.phase == phase]
             # What has its plans timed is compiled meanwhile, on the CPU.
@@ -461,7 +464,7 @@ def main() -> None:
     parser.add_argument("--build-seconds", type=float, default=30)
     parser.add_argument("--only", default="", help="rows whose name has one of these texts, separated by semicolons")
     parser.add_argument("--every", action="store_true", help="every kernel of cuDNN's FP8 engines")
-    parser.add_argument("--gpus", type=int, default=1)
+    parser.add_argument("--gpus", type=int, default=1, help="how many of the visible GPUs to use")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:

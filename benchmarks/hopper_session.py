@@ -36,6 +36,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from gpus import gpus_here
+
 ROOT = Path(__file__).resolve().parents[1]
 STEPS = ("install", "smoke", "devices", "test", "running", "mosaic", "jit")
 DEFAULT = "install,smoke,devices,test,running,jit"
@@ -56,7 +58,7 @@ class Session:
         self.processes: int = arguments.processes or max(2, min(16, (os.cpu_count() or 4) // 2))
         self.plugin: str | None = arguments.plugin
         self.tests: str = arguments.tests
-        self.gpus = max(1, len(list(Path("/dev").glob("nvidia[0-9]*"))))
+        self.gpus = gpus_here()
         self.begin = time.monotonic()
         self.end = self.begin + arguments.seconds
 
@@ -86,7 +88,7 @@ class Session:
         return self.run("smoke", self.pytest(["tests/hopper/test_cudnn.py"], "-k", _SMOKE, "-x"), 120) == 0
 
     def devices(self) -> None:
-        if self.gpus > 1 or self.plugin:
+        if len(self.gpus) > 1 or self.plugin:
             # Each test is named before it runs: what has not ended is known.
             self.run("devices", self.pytest(["tests/hopper/test_two_devices.py"], "-vv"), 150, lines=12)
         else:
@@ -100,8 +102,9 @@ class Session:
                 "XLA_FP8_SHARD": f"{shard}/{self.processes}",
                 "XLA_FP8_SECONDS": f"{seconds:.0f}",
                 "XLA_FP8_SEEDS": seeds,
-                "CUDA_VISIBLE_DEVICES": str(shard % self.gpus),
             }
+            if self.gpus:
+                environment["CUDA_VISIBLE_DEVICES"] = self.gpus[shard % len(self.gpus)]
             started.append((f"{what}{shard}", self.start(f"{what}{shard}", self.pytest(paths), environment)))
         for name, process in started:
             self.wait(name, process, seconds + 30, lines=1)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import benchmarks.conv as package
 from benchmarks.conv import state
+from benchmarks.gpus import gpus_here
 
 
 def main() -> None:
@@ -26,14 +27,14 @@ def main() -> None:
     parser.add_argument("--alone", default="", help="more rows of variants, without XLA's FP8")
     parser.add_argument("--clocks", default="", help="rows of variants of which the GPU's clock is watched too")
     parser.add_argument("--in-turn", default="", help="rows of whose shapes variants times all epilogues in turn")
-    parser.add_argument("--gpu", default="0", help="the GPU that is measured on")
+    parser.add_argument("--gpu", help="of CUDA_VISIBLE_DEVICES, the one that is measured on; else the first")
     parser.add_argument("--tiny", action="store_true", help="small shapes, to try it on any machine")
     arguments = parser.parse_args()
     out: Path = arguments.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
 
     if arguments.phase == "measure":  # before anything imports JAX
-        os.environ.update(state.environment(out, int(arguments.gpu) if state.gpus() else None))
+        os.environ.update(state.environment(out, arguments.gpu or next(iter(gpus_here()), None)))
     from benchmarks.conv.programs import Case, cases
 
     every = cases(arguments.tiny)

@@ -7,7 +7,6 @@ import dataclasses
 import fcntl
 import json
 import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,11 +34,11 @@ class Settings:
     tiny: bool
 
 
-def environment(out: Path, gpu: int | None, cached: bool = True) -> dict[str, str]:
+def environment(out: Path, gpu: str | None, cached: bool = True) -> dict[str, str]:
     """The variables of a process that tunes or measures: one GPU, and the caches in `out`."""
     return {
         **os.environ,
-        **({} if gpu is None else {"CUDA_VISIBLE_DEVICES": str(gpu)}),
+        **({} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}),
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
         "XLA_FP8_CACHE_DIR": str(out / "choices"),
         "XLA_FP8_AUTOTUNE": "0",
@@ -48,15 +47,6 @@ def environment(out: Path, gpu: int | None, cached: bool = True) -> dict[str, st
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
         "JAX_ENABLE_COMPILATION_CACHE": "true" if cached else "false",
     }
-
-
-def gpus() -> int:
-    """How many GPUs there are, asked without holding one."""
-    try:
-        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout
-    except (OSError, subprocess.CalledProcessError):
-        return 0
-    return listed.count("GPU ")
 
 
 def load_tuned(out: Path) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from typing import Any, Literal
 from benchmarks.conv import state
 from benchmarks.conv.programs import KERNELS, Case
 from benchmarks.conv.state import Settings
+from benchmarks.gpus import gpus_here
 
 Kind = Literal["kernels", "xla", "rows"]
 """Of a job: one of this project's kernels is tuned, a program of XLA, or (`variants` alone) a row is measured."""
@@ -56,11 +57,11 @@ class Tuning:
         self.lock = threading.Lock()
 
     def run(self) -> None:
-        count, settings = state.gpus(), self.settings
-        first = 0 if count else None
+        settings = self.settings
+        first, *more = gpus_here() or (None,)
         with concurrent.futures.ThreadPoolExecutor(64) as pool:
             kernels = [pool.submit(self.serve, "kernels", first) for _ in range(settings.kernel_workers)]
-            others = [pool.submit(self.serve, "xla", g) for g in range(1, count) for _ in range(settings.workers)]
+            others = [pool.submit(self.serve, "xla", gpu) for gpu in more for _ in range(settings.workers)]
             concurrent.futures.wait(kernels)
             others += [pool.submit(self.serve, "xla", first) for _ in range(settings.workers)]
             for future in (*kernels, *others):
@@ -74,7 +75,7 @@ class Tuning:
         print("\n".join(problems))
         print(f"{len(self.tuned)} tuned, {len(problems)} of them with a problem; left: {left}", flush=True)
 
-    def serve(self, kind: Kind, gpu: int | None) -> None:
+    def serve(self, kind: Kind, gpu: str | None) -> None:
         """Starts a process, and again where one dies, and gives it jobs until there are none or no time is left."""
         while (job := self.next(kind)) is not None:
             with self.start(kind, gpu) as process:
@@ -87,7 +88,7 @@ class Tuning:
             queue = self.queues[kind]
             return queue.pop(0) if queue and self.ends[kind] - time.monotonic() > USUAL[kind] else None
 
-    def start(self, kind: Kind, gpu: int | None) -> subprocess.Popen[str]:
+    def start(self, kind: Kind, gpu: str | None) -> subprocess.Popen[str]:
         out, settings = self.settings.out, self.settings
         command = [sys.executable, "-m", "benchmarks.conv", "worker", "--out", str(out), "--gpu", str(gpu)]
         command += ["--configs", str(settings.configs), *(["--tiny"] if settings.tiny else [])]

@@ -21,6 +21,7 @@ from benchmarks.conv.programs import Case
 from benchmarks.conv.state import Settings
 from benchmarks.conv.tune import USUAL, Job, Kind, Tuning
 from benchmarks.conv.worker import CEILINGS, CLOCKS, EPILOGUES, ROW
+from benchmarks.gpus import gpus_here
 
 _SHARE = 0.55
 """Of the time: it is XLA's, where there is one GPU."""
@@ -72,14 +73,15 @@ class Variants(Tuning):
                 self.queues["rows"].append(("", CEILINGS))
 
     def run(self) -> None:
-        count, settings = state.gpus(), self.settings
-        first, last = (0, count - 1) if count else (None, None)
-        timing = [first] if self.queues["xla"] or not count else list(range(count))
-        if count < 2:
+        settings = self.settings
+        gpus = gpus_here() or (None,)
+        first, last = gpus[0], gpus[-1]
+        timing = gpus[:1] if self.queues["xla"] else gpus
+        if len(gpus) < 2:
             self.ends["xla"] = self.began + _SHARE * settings.seconds
         with concurrent.futures.ThreadPoolExecutor(64) as pool:
             tuners = [pool.submit(self.serve, "xla", last) for _ in range(settings.workers)]
-            pool.submit(self.await_tuners, tuners, first if count < 2 else "of nobody")
+            pool.submit(self.await_tuners, tuners, first if len(gpus) < 2 else "of nobody")
             rows = [pool.submit(self.serve, "rows", gpu) for gpu in timing for _ in range(settings.kernel_workers)]
             for future in (*tuners, *rows):
                 future.result()

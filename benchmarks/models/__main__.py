@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import benchmarks.models as package
+from benchmarks.gpus import gpus_here
 from benchmarks.models import plot, rows, scheduler, table
 
 
@@ -56,7 +57,7 @@ def main() -> None:
             arguments.seconds,
             arguments.batch_seconds,
             arguments.workers,
-            scheduler.gpus_here()[: arguments.gpus],
+            gpus_here()[: arguments.gpus],
             arguments.tune,
             arguments.xla_autotune,
             arguments.xla_fp8_autotune,

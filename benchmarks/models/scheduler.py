@@ -92,18 +92,6 @@ def is_xla_fp8(row: Row) -> bool:
     return row.recipe != BASELINE and row.compiler == XLA
 
 
-def gpus_here() -> tuple[str, ...]:
-    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them: somebody else may use the others."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return tuple(name.strip() for name in visible.split(",") if name.strip())
-    try:
-        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout
-    except (OSError, subprocess.CalledProcessError):
-        return ()
-    return tuple(str(n) for n in range(sum(line.startswith("GPU ") for line in listed.splitlines())))
-
-
 class Child:
     """One row's process. `facts` has what it said; `state` is where it stands."""
 

@@ -274,12 +274,6 @@ def test_nothing_begins_on_the_only_gpu_while_chains_are_tuned_there(
     assert len(children) == 2
 
 
-def test_gpus_that_are_not_visible_are_left_alone(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    for visible, expected in (("1", ("1",)), ("2,GPU-ab", ("2", "GPU-ab")), ("", ())):
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        assert bench.scheduler.gpus_here() == expected
-
-
 @pytest.mark.parametrize(
     ("length", "trains", "expected"), [(77, False, "cudnn"), (77, True, "xla"), (78, True, "cudnn")]
 )
