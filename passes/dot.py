@@ -8,15 +8,27 @@ from xla_fp8.passes.dequantization import Dequantized, fed_by_fp8, find_dequanti
 from xla_fp8.passes.values import WIDE_TYPES
 
 
-def dequantized_dot_operand(
-    side: str, operand: HloInstruction, context: Context, channel: int | None = None
-) -> Dequantized | Refusal:
-    """The FP8 tensor and scales behind an operand, or the first thing that is not one.
+def is_fp8_dot(instruction: HloInstruction) -> bool:
+    """Whether it is a dot with an FP8 tensor somewhere behind one of its operands."""
+    return instruction.opcode == "dot" and any(fed_by_fp8(operand) for operand in instruction.operands)
+
+
+def dequantized_dot_operands(
+    dot: HloInstruction, context: Context, channel: int | None = None
+) -> tuple[Dequantized, Dequantized] | Refusal:
+    """The FP8 tensors and scales behind both operands, or the first thing that is not one.
 
     Args:
-        side: "left" or "right".
-        channel: the operand's dimension along which a vector of scales may run, if any.
+        channel: the right operand's dimension along which a vector of scales may run, if any.
     """
+    left = _dequantized("left", dot.operand(0), context, None)
+    if isinstance(left, Refusal):
+        return left
+    right = _dequantized("right", dot.operand(1), context, channel)
+    return right if isinstance(right, Refusal) else (left, right)
+
+
+def _dequantized(side: str, operand: HloInstruction, context: Context, channel: int | None) -> Dequantized | Refusal:
     found = find_dequantized(operand, channel, of="dot")
     if not isinstance(found, Refusal):
         return found

@@ -9,8 +9,8 @@ from xla_fp8.hlo import ConvolutionDimensionNumbers, HloComputation, HloInstruct
 from xla_fp8.hlo.attributes import quote
 from xla_fp8.passes.base import Refusal, RewritePass, Walk, described, with_operands
 from xla_fp8.passes.convolution import WORKSPACE, backend_config
-from xla_fp8.passes.dequantization import Dequantized, fed_by_fp8
-from xla_fp8.passes.dot import dequantized_dot_operand, dot_refusal, unsupported_dot
+from xla_fp8.passes.dequantization import Dequantized
+from xla_fp8.passes.dot import dequantized_dot_operands, dot_refusal, is_fp8_dot, unsupported_dot
 from xla_fp8.passes.epilogue import Epilogue, EpilogueCapture, Side, build_side
 from xla_fp8.passes.matmul_form import MULTIPLE, DotDimensions, reshape, row_major
 from xla_fp8.passes.sinking import sink_moves
@@ -63,7 +63,7 @@ class FusedDotRewriter(RewritePass):
         return super().run(module, target)
 
     def matches(self, instruction: HloInstruction) -> bool:
-        return instruction.opcode == "dot" and any(fed_by_fp8(operand) for operand in instruction.operands)
+        return is_fp8_dot(instruction)
 
     def rewrite(self, walk: Walk, instruction: HloInstruction, target: Target) -> Refusal | None:
         form = self.form(instruction)
@@ -88,14 +88,11 @@ class FusedDotRewriter(RewritePass):
             return dot_refusal(
                 "dot", dot, self.context, what, "XLA rewrites most scaled FP8 dots to cuBLASLt itself (docs/matmul.md)"
             )
-        operands: list[Dequantized] = []
-        for side, operand, channel in zip(("left", "right"), dot.operands, (None, dimensions.rhs[1][0]), strict=True):
-            found = dequantized_dot_operand(side, operand, self.context, channel)
-            if isinstance(found, Refusal):
-                return found
-            operands.append(found)
+        operands = dequantized_dot_operands(dot, self.context, dimensions.rhs[1][0])
+        if isinstance(operands, Refusal):
+            return operands
         (rows, columns), features = dimensions.matrix, dot.operand(0).shape.dimensions[-1]
-        return _Form(dot, operands[0], operands[1], dimensions, rows, columns, features)
+        return _Form(dot, *operands, dimensions, rows, columns, features)
 
     def plan(self, walk: Walk, form: _Form) -> Epilogue:
         """The graph of a dot: its scales and as much of its epilogue as fits."""

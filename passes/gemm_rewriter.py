@@ -8,8 +8,8 @@ from xla_fp8.hlo import HloComputation, HloInstruction, Shape
 from xla_fp8.hlo.attributes import quote
 from xla_fp8.matmul import MATMUL_TARGET, MatmulCall
 from xla_fp8.passes.base import Refusal, RewritePass, Walk, with_operands
-from xla_fp8.passes.dequantization import Dequantized, fed_by_fp8
-from xla_fp8.passes.dot import dequantized_dot_operand, dot_refusal, unsupported_dot
+from xla_fp8.passes.dequantization import Dequantized
+from xla_fp8.passes.dot import dequantized_dot_operands, dot_refusal, is_fp8_dot, unsupported_dot
 from xla_fp8.passes.epilogue import Epilogue
 from xla_fp8.passes.matmul_epilogue import Addend, Factor, MatmulCapture, Places, operand_factors
 from xla_fp8.passes.matmul_form import DotDimensions, as_matrix, as_operand, from_matrix, pad
@@ -45,18 +45,15 @@ class GemmRewriter(RewritePass):
     op = "dot"
 
     def matches(self, instruction: HloInstruction) -> bool:
-        return instruction.opcode == "dot" and any(fed_by_fp8(operand) for operand in instruction.operands)
+        return is_fp8_dot(instruction)
 
     def rewrite(self, walk: Walk, instruction: HloInstruction, target: Target) -> Refusal | None:
         """Puts the call in place of what it computes; returns why not where it cannot."""
         if refusal := self.unsupported(instruction, target):
             return refusal
-        operands: list[Dequantized] = []
-        for side, operand in zip(("left", "right"), instruction.operands, strict=True):
-            found = dequantized_dot_operand(side, operand, self.context)
-            if isinstance(found, Refusal):
-                return found
-            operands.append(found)
+        operands = dequantized_dot_operands(instruction, self.context)
+        if isinstance(operands, Refusal):
+            return operands
         types = [operand.source.shape.element_type for operand in operands]
         if types == ["f8e5m2", "f8e5m2"]:
             return self._refusal(
