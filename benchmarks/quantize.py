@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -129,22 +129,34 @@ ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType(
     }
 )
 
+
+def _residents(side: Literal["flat", "tiled"], *settings: tuple[int, int, int, int]) -> Mapping[str, Algorithm]:
+    """`resident` with each of some settings, of warpgroups, slots, bytes of a slot, and lag."""
+    return {
+        f"resident, {warpgroups} x {slots} x {slot_bytes} lag {lag}": Resident(
+            **{side: resident.Settings(warpgroups, slots, slot_bytes, lag)}
+        )
+        for warpgroups, slots, slot_bytes, lag in settings
+    }
+
+
+STREAMS: Mapping[str, Algorithm] = MappingProxyType(
+    _residents(
+        "flat",
+        (4, 7, 8192, 1),
+        (4, 7, 8192, 3),
+        (2, 7, 16384, 2),
+        (2, 14, 8192, 3),
+        (4, 4, 8192, 1),
+        (8, 3, 8192, 1),
+        (4, 7, 8192, 4),
+    )
+)
+"""Other settings, for rows with a given scale."""
+
 VARIANTS: Mapping[str, Algorithm] = MappingProxyType(
     {
-        **{
-            f"resident, {warpgroups} x {slots} x {slot_bytes} lag {lag}": Resident(
-                flat=resident.Settings(warpgroups, slots, slot_bytes, lag)
-            )
-            for warpgroups, slots, slot_bytes, lag in (
-                (4, 7, 8192, 1),
-                (4, 7, 8192, 3),
-                (2, 7, 16384, 2),
-                (2, 14, 8192, 3),
-                (4, 4, 8192, 1),
-                (8, 3, 8192, 1),
-                (4, 7, 8192, 4),
-            )
-        },
+        **STREAMS,
         "atomic, separate scale": Atomic(settings=Settings("separate")),
         "reduction, separate scale": Reduction(settings=Settings("separate")),
         "atomic, cast 4 programs": Atomic(settings=Settings(cast_programs=4)),
@@ -163,11 +175,6 @@ VARIANTS: Mapping[str, Algorithm] = MappingProxyType(
 )
 """Other settings, for rows without a transposed copy."""
 
-STREAMS: Mapping[str, Algorithm] = MappingProxyType(
-    {name: algorithm for name, algorithm in VARIANTS.items() if isinstance(algorithm, Resident)}
-)
-"""Other settings, for rows with a given scale."""
-
 TILES: Mapping[str, Algorithm] = MappingProxyType(
     {
         f"atomic, tile {rows}x{columns} {warps} warps": Atomic(
@@ -182,17 +189,7 @@ TILES: Mapping[str, Algorithm] = MappingProxyType(
         # These have at most 62 registers (of the first two) on shapes that the tile divides.
         for rows, columns, warps, each in ((64, 64, 4, 4), (128, 64, 8, 2), (128, 128, 8, 1), (128, 256, 16, 1))
     }
-    | {
-        f"resident, {warpgroups} x {slots} x {slot_bytes} lag {lag}": Resident(
-            tiled=resident.Settings(warpgroups, slots, slot_bytes, lag)
-        )
-        for warpgroups, slots, slot_bytes, lag in (
-            (4, 3, 16384, 1),
-            (4, 7, 8192, 2),
-            (2, 3, 32768, 1),
-            (3, 4, 16384, 1),
-        )
-    }
+    | _residents("tiled", (4, 3, 16384, 1), (4, 7, 8192, 2), (2, 3, 32768, 1), (3, 4, 16384, 1))
 )
 """Other tiles, for rows with a transposed copy."""
 
