@@ -233,20 +233,8 @@ class CudnnFusedConvRewriter(RewritePass):
         operands: tuple[Dequantized, Dequantized], plan: Epilogue, shape: Shape, channel: int
     ) -> tuple[Shape, ...]:
         """Shapes of the custom call's operands, before any of them is made."""
-        sides: list[Shape] = []
-        sources = iter(plan.sides)
-        for side in plan.graph.side_operands():
-            source = next(sources)
-            if side.kind == "scalar":
-                sides.append(Shape("f32"))
-            elif side.kind == "vector":
-                sides.append(Shape.array("f32", (shape.dimensions[channel],)))
-            elif isinstance(source, HloInstruction):
-                sides.append(source.shape)
-            else:
-                sides.append(shape.with_element_type("f32"))
         moved = [
             (o.moves[0].shape.with_element_type(o.source.shape.element_type) if o.moves else o.source.shape)
             for o in operands
         ]
-        return (*moved, *sides)
+        return (*moved, *plan.side_shapes(shape, channel))

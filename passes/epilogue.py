@@ -88,6 +88,23 @@ class Epilogue:
     stopped: Refusal | None
     saved_bytes: int
 
+    def side_shapes(self, result: Shape, channel: int) -> list[Shape]:
+        """The shapes of the side operands of a call with this result, before any of them is made.
+
+        Args:
+            channel: the result's dimension of output features.
+        """
+        shapes: list[Shape] = []
+        for operand, side in zip(self.graph.side_operands(), self.sides, strict=True):
+            if operand.kind == "scalar":
+                shapes.append(Shape("f32"))
+            elif operand.kind == "vector":
+                shapes.append(Shape.array("f32", (result.dimensions[channel],)))
+            else:
+                type_ = side.shape.element_type if isinstance(side, HloInstruction) else "f32"
+                shapes.append(result.with_element_type(type_))
+        return shapes
+
 
 class EpilogueCapture:
     """Captures what follows one convolution; a subclass says what else may be captured, and what follows a dot.

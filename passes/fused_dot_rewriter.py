@@ -177,22 +177,13 @@ class _Form:
 
     def call(self, plan: Epilogue) -> GraphCall:
         """The call of a graph, before any of it is made."""
-        matrix = (self.rows, self.columns)
-        shapes = [
+        outputs = tuple(self.output_shapes(plan))
+        operands = (
             Shape.array(self.lhs.source.shape.element_type, (self.rows, self.features)),
             Shape.array(self.rhs.source.shape.element_type, (self.columns, self.features)),
-        ]
-        for side, source in zip(plan.graph.side_operands(), plan.sides, strict=True):
-            if side.kind == "scalar":
-                shapes.append(Shape("f32"))
-            elif side.kind == "vector":
-                shapes.append(Shape.array("f32", (self.columns,)))
-            else:
-                type_ = source.shape.element_type if isinstance(source, HloInstruction) else "f32"
-                shapes.append(Shape.array(type_, matrix))
-        precision = self.dot.operand_precision
-        outputs = tuple(self.output_shapes(plan))
-        return GraphCall(plan.graph, tuple(shapes), outputs, Window(()), DOT_LABELS, 1, precision)
+            *plan.side_shapes(outputs[0], 1),
+        )
+        return GraphCall(plan.graph, operands, outputs, Window(()), DOT_LABELS, 1, self.dot.operand_precision)
 
     def output_shapes(self, plan: Epilogue) -> list[Shape]:
         return [
