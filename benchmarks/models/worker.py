@@ -13,6 +13,7 @@ import jax
 from benchmarks.models import profile, programs
 from benchmarks.models.rows import Row
 from benchmarks.models.timing import run, time_steps
+from xla_fp8.hlo import HloModule
 
 GO = "go"
 _PROFILED = 3
@@ -22,15 +23,14 @@ def serve(row: Row, tiny: bool) -> None:
     """Prints a line of JSON when the row is compiled; after a line from its input another one with what it measured."""
     start = time.perf_counter()
     program = programs.program_of(row, tiny)
-    compiled, facts = compile_program(program)
+    compiled, module, facts = compile_program(program)
     _tell({"compile_s": round(time.perf_counter() - start, 1), "device": jax.devices()[0].device_kind} | facts)
     if sys.stdin.readline().strip() == GO:
-        module = profile.parsed(compiled)
         _tell(measure(program, compiled, profile.kinds_of(module) if module else {}))
 
 
-def compile_program(program: programs.Program) -> tuple[Any, dict[str, Any]]:
-    """The executable, and what is known of it before it runs."""
+def compile_program(program: programs.Program) -> tuple[Any, HloModule | None, dict[str, Any]]:
+    """The executable, its HLO where it can be read, and what is known of it before it runs."""
     reports: list[Any] = []
     start = time.perf_counter()
     lowered = program.lower(reports.append)
@@ -50,7 +50,7 @@ def compile_program(program: programs.Program) -> tuple[Any, dict[str, Any]]:
             "outputs": memory.output_size_in_bytes - memory.alias_size_in_bytes,
             "temporary": memory.temp_size_in_bytes,
         }
-    return compiled, facts
+    return compiled, module, facts
 
 
 def measure(program: programs.Program, compiled: Any, kinds: dict[str, str]) -> dict[str, Any]:
