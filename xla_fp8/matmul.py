@@ -116,15 +116,19 @@ class MatmulCall:
         }
         return json.dumps({"gemm_backend_config": config}, separators=(",", ":"))
 
+    @property
+    def steps(self) -> tuple[str, ...]:
+        """What follows the product and its scales, in the order of the arithmetic."""
+        return (
+            *(("bias",) if self.has_bias else ()),
+            *(("matrix",) if self.has_matrix else ()),
+            *((self.activation,) if self.activation else ()),
+            *(("amax",) if self.has_amax else ()),
+        )
+
     def __str__(self) -> str:
         """As a report shows it: `[f8e4m3fn]matmul(bias,relu,amax)`."""
-        steps = [
-            *(["bias"] if self.has_bias else []),
-            *(["matrix"] if self.has_matrix else []),
-            *([self.activation] if self.activation else []),
-            *(["amax"] if self.has_amax else []),
-        ]
-        return f"[{self.output_shapes[0].element_type}]matmul({','.join(steps)})"
+        return f"[{self.output_shapes[0].element_type}]matmul({','.join(self.steps)})"
 
 
 def matmul_of(instruction: HloInstruction) -> MatmulCall | None:

@@ -88,10 +88,9 @@ def scope(call: GraphCall | MatmulCall | PlacedQuantizeCall) -> str:
     if isinstance(call, PlacedQuantizeCall):
         return "xla_fp8/quantize"
     if isinstance(call, MatmulCall):
-        parts = [("matrix", call.has_matrix), ("bias", call.has_bias), (call.activation, True), ("amax", call.has_amax)]
-        name, steps = "matmul", [step for step, is_there in parts if step and is_there]
+        name, steps = "matmul", call.steps
     else:
-        name, steps = "conv_graph", [node.op for node in call.graph if node.op != "conv"]
+        name, steps = "conv_graph", tuple(node.op for node in call.graph if node.op != "conv")
     return f"xla_fp8/{name}[{','.join(steps)}]" if steps else f"xla_fp8/{name}"
 
 
