@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import jax
@@ -50,7 +52,7 @@ CALLS = {
 @pytest.fixture
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choice, "fastest", lambda request: "reduction")
-    monkeypatch.setattr(from_call, "_ALGORITHMS", {"reduction": INTERPRETED})
+    monkeypatch.setattr(from_call, "_algorithms", lambda: {"reduction": INTERPRETED})
 
 
 @pytest.mark.usefixtures("interpreted")
@@ -128,3 +130,10 @@ def test_under_jit() -> None:
     found = xla_fp8.jit(quantized, passes=PASSES)(x)
     for a, b in zip(found, jax.jit(quantized)(x), strict=True):
         np.testing.assert_array_equal(np.asarray(a, np.float32), np.asarray(b, np.float32))
+
+
+def test_pallas_is_not_imported_before_a_kernel_runs() -> None:
+    names = "xla_fp8.tracing", "jax.experimental.pallas"
+    program = f"import sys, xla_fp8; xla_fp8.jit; print(*(name in sys.modules for name in {names}))"
+    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert printed.split() == ["True", "False"]

@@ -8,7 +8,6 @@ import jax
 
 from xla_fp8.backends.quantize import request as requests
 from xla_fp8.backends.quantize.request import Request
-from xla_fp8.backends.quantize.resident import Resident
 
 SMALLEST_OF_ATOMIC = 2**25
 """Elements from which `atomic` takes rows: there it was as fast as `reduction` or faster, within noise."""
@@ -34,11 +33,18 @@ def fastest(request: Request) -> str | None:
     # amax may come from a pass just before (`axis_name`): then casting x from its end, as the kernels do, finds some
     # of it in the L2 cache.
     if request.given == "scale":
-        streams = request.layout != "row" and size >= SMALLEST_OF_RESIDENT and Resident().supports(request).ok
+        streams = request.layout != "row" and size >= SMALLEST_OF_RESIDENT and _is_resident(request)
         return "resident" if streams else None
     if request.layout == "row" and size >= SMALLEST_OF_ATOMIC:
         return "atomic"
     return "reduction"
+
+
+def _is_resident(request: Request) -> bool:
+    # Mosaic GPU is imported where it may run, and not with all of tracing.
+    from xla_fp8.backends.quantize.resident import Resident
+
+    return Resident().supports(request).ok
 
 
 def takes_dynamic(size: int, platform: str) -> bool:

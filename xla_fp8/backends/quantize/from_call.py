@@ -9,8 +9,10 @@ What else a call computes are scalars, which XLA makes of the amax.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Literal
+from types import MappingProxyType
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import jax
 import numpy as np
@@ -18,13 +20,14 @@ import numpy as np
 from xla_fp8.backends import reference_quantize
 from xla_fp8.backends.protocol import No
 from xla_fp8.backends.quantize import choice
-from xla_fp8.backends.quantize.atomic import Atomic
-from xla_fp8.backends.quantize.reduction import Reduction
-from xla_fp8.backends.quantize.two_kernels import Settings
 from xla_fp8.graph import FP8_MAX
 from xla_fp8.hlo import Shape
 from xla_fp8.hlo.literal import numpy_dtype
 from xla_fp8.quantize_call import Node, QuantizeCall
+
+if TYPE_CHECKING:
+    from xla_fp8.backends.quantize.atomic import Atomic
+    from xla_fp8.backends.quantize.reduction import Reduction
 
 Layout = Literal["row", "transposed", "both"]
 
@@ -117,7 +120,7 @@ def request_of(call: QuantizeCall, x: Shape, platform: str) -> CallRequest | No:
 def runs(call: QuantizeCall, x: Shape, platform: str) -> bool:
     """Whether kernels run the call, and faster than XLA its chain."""
     request = request_of(call, x, platform)
-    return not isinstance(request, No) and choice.fastest(request) in _ALGORITHMS
+    return not isinstance(request, No) and _algorithm(request) is not None
 
 
 def run(call: QuantizeCall, operands: Sequence[jax.Array], platform: str) -> tuple[jax.Array, ...]:
@@ -125,9 +128,8 @@ def run(call: QuantizeCall, operands: Sequence[jax.Array], platform: str) -> tup
     x, *given = operands
     shape = Shape.array(call.nodes[0].type, x.shape)
     request = request_of(call, shape, platform)
-    if isinstance(request, No) or (name := choice.fastest(request)) not in _ALGORITHMS:
+    if isinstance(request, No) or (algorithm := _algorithm(request)) is None:
         return reference_quantize.run(call, operands)
-    algorithm = _ALGORITHMS[name]
     scale = reference_quantize.scalars(call, None, given)[request.rule.factor] if request.given else None
     row, transposed, _, amax = algorithm.run(request, x, scale)
     scalars = reference_quantize.scalars(call, amax, given)
@@ -135,12 +137,23 @@ def run(call: QuantizeCall, operands: Sequence[jax.Array], platform: str) -> tup
     return tuple(copies[n.op] if n.op in copies else scalars[n.operands[0]] for n in call.results)  # type: ignore[misc]
 
 
-_ALGORITHMS: Mapping[str | None, Atomic | Reduction] = {
+def _algorithm(request: CallRequest) -> Atomic | Reduction | None:
+    """The kernels that are the fastest for a request; None where XLA's chain is."""
+    name = choice.fastest(request)
+    return None if name is None else _algorithms().get(name)
+
+
+@functools.cache
+def _algorithms() -> Mapping[str, Atomic | Reduction]:
+    # Pallas is imported where a kernel runs, and not with all of tracing.
+    from xla_fp8.backends.quantize.atomic import Atomic
+    from xla_fp8.backends.quantize.reduction import Reduction
+    from xla_fp8.backends.quantize.two_kernels import Settings
+
     # XLA computes the scalars between the kernels: whatever a call does with an amax that is NaN, or with narrow types,
     # is then what XLA does with it.
-    "atomic": Atomic(settings=Settings("separate")),
-    "reduction": Reduction(settings=Settings("separate")),
-}
+    separate = Settings("separate")
+    return MappingProxyType({"atomic": Atomic(settings=separate), "reduction": Reduction(settings=separate)})
 
 
 def _is_x(call: QuantizeCall, uid: int) -> bool:
