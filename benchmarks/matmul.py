@@ -49,7 +49,7 @@ from jax import lax
 from jax.experimental import serialize_executable
 
 import xla_fp8
-from benchmarks.conv.timing import Contestant, Timing, short, time_in_turn
+from benchmarks.conv.timing import Contestant, Timing, beside, short, time_in_turn
 from xla_fp8.backends.example_calls import graph_call
 from xla_fp8.backends.mosaic.backend import MosaicBackend
 from xla_fp8.target import GraphCall, Target
@@ -397,26 +397,20 @@ def measure(row: Row, executables: Mapping[str, Any], compilation: Compilation) 
     with compilation.paused():
         timings = time_in_turn(contestants, ROUNDS)
     for name, timing in timings.items():
-        if isinstance(timing, Timing):
-            found[name] |= {"us": timing.us, "spread": timing.spread, "host_bound": timing.host_bound}
-        else:
-            found[name]["error"] = timing
+        found[name] |= timing.facts if isinstance(timing, Timing) else {"error": timing}
     return entry
 
 
 def print_row(entry: Mapping[str, Any]) -> None:
-    reference = entry["contestants"].get("xla", {}).get("us")
+    reference = entry["contestants"].get("xla", {})
     print(f"\n{entry['row']} ({entry['what']})")
     for name, found in entry["contestants"].items():
         if "us" not in found:
             print(f"  {name:8} {found.get('error', '')}")
             continue
-        ratio = f"{reference / found['us']:.2f}x" if reference else ""
         norm = f"error {found['norm']:.1e}" if "norm" in found else ""
-        mark = "~" if found["host_bound"] else ""
         speed = f"{1e-6 * entry['flops'] / found['us']:7.1f} TF/s"
-        duration = f"{mark}{found['us']:9.2f} us (±{found['spread']:.2f})"
-        print(f"  {name:8} {duration}  {speed}  {ratio:>6} of XLA's FP8  {norm}", flush=True)
+        print(f"  {name:8} {beside(found, reference)} of XLA's FP8  {speed}  {norm}", flush=True)
 
 
 def table(results: Mapping[str, Any]) -> str:

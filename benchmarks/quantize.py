@@ -32,7 +32,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from benchmarks.conv.timing import Contestant, Timing, copier, short, time_in_turn
+from benchmarks.conv.timing import Contestant, Timing, beside, copier, short, time_in_turn
 from xla_fp8.backends.quantize import resident
 from xla_fp8.backends.quantize.atomic import Atomic
 from xla_fp8.backends.quantize.reduction import Reduction
@@ -319,10 +319,7 @@ def measure(row: Row, algorithms: Mapping[str, Algorithm], executables: Mapping[
             del contestants[name]
     del expected
     for name, timing in time_in_turn(contestants, ROUNDS).items():
-        if isinstance(timing, Timing):
-            found[name] |= {"us": timing.us, "spread": timing.spread, "host_bound": timing.host_bound}
-        else:
-            found[name]["error"] = timing
+        found[name] |= timing.facts if isinstance(timing, Timing) else {"error": timing}
     return entry
 
 
@@ -355,16 +352,14 @@ def _interpreted(algorithms: Mapping[str, Algorithm]) -> dict[str, Algorithm]:
 
 
 def print_row(entry: Mapping[str, Any]) -> None:
-    reference = entry["algorithms"].get("xla", {}).get("us")
+    reference = entry["algorithms"].get("xla", {})
     print(f"\n{entry['row']}: floor {entry['floor_us']:.1f} us")
     for name, found in entry["algorithms"].items():
         if "us" not in found:
             print(f"  {name:36} {found.get('bits', '')} {found.get('error', '')}")
             continue
-        ratio = f"{reference / found['us']:.2f}x" if reference else ""
-        mark = "~" if found["host_bound"] else ""
         print(
-            f"  {name:36} {mark}{found['us']:8.2f} us (±{found['spread']:.2f})  {ratio:>6} of XLA  "
+            f"  {name:36} {beside(found, reference)} of XLA  "
             f"{entry['floor_us'] / found['us']:6.1%} of the floor  "
             f"{5e-3 * entry['size'] / found['us']:7.1f} GB/s at 5 bytes  {found['bits']}",
             flush=True,

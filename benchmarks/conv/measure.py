@@ -50,6 +50,11 @@ def best(ceilings: dict[str, float | None], others: dict[str, float | None]) -> 
     return {name: max(ceilings.get(name) or 0, others.get(name) or 0) or None for name in {**ceilings, **others}}
 
 
+def about(process: str) -> dict[str, str]:
+    """Of results.json: what it was measured on."""
+    return {"device": jax.devices()[0].device_kind, "jax": jax.__version__, "process": process}
+
+
 def bare_row(case: Case, process: str) -> dict[str, Any]:
     """A row of results.json without its contestants."""
     return {
@@ -75,7 +80,7 @@ class Measuring:
         self.process = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         earlier = json.loads(self.path.read_text()) if self.path.exists() else {}
         self.rows: dict[str, Any] = earlier.get("rows", {})
-        self.about = {"device": jax.devices()[0].device_kind, "jax": jax.__version__, "process": self.process}
+        self.about = about(self.process)
         self.ceilings: dict[str, Any] = {}
 
     def run(self, rows: Sequence[Case]) -> None:

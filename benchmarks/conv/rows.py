@@ -133,7 +133,7 @@ def _facts(members: Sequence[_Entrant], times: Mapping[str, Timing], problems: M
         return {"problem": next(iter(failed.values()))} if failed else {}
     best = min(timed, key=lambda entrant: timed[entrant].us)
     timing = timed[best]
-    facts = {"problem": "", "us": timing.us, "spread": timing.spread, "host_bound": timing.host_bound}
+    facts = {"problem": ""} | timing.facts
     if best.contestant not in KERNELS:
         return facts
     first = timed.get(members[0])

@@ -46,6 +46,11 @@ class Timing:
     first_s: float
     disturbed: bool = False
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What results.json keeps of it."""
+        return {"us": self.us, "spread": self.spread, "host_bound": self.host_bound}
+
 
 @dataclasses.dataclass(frozen=True)
 class Contestant:
@@ -204,6 +209,13 @@ def agreement(expected: Sequence[jax.Array], results: Sequence[jax.Array]) -> di
     norm = float(np.linalg.norm(wide_a - wide_b) / max(float(np.linalg.norm(wide_a)), 1e-30))
     equal = float(np.mean(wide_a == wide_b)) if a.dtype == ml_dtypes.float8_e4m3fn else float("nan")
     return {"norm": norm, "equal": equal}
+
+
+def beside(facts: Mapping[str, Any], reference: Mapping[str, Any]) -> str:
+    """A time in microseconds, ~ where it is the host's, and how many times as fast as the reference."""
+    ratio = f"{reference['us'] / facts['us']:.2f}x" if "us" in reference else ""
+    mark = "~" if facts["host_bound"] else ""
+    return f"{mark}{facts['us']:9.2f} us (±{facts['spread']:.2f})  {ratio:>6}"
 
 
 def short(error: BaseException) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from benchmarks.conv import clocks, executables, rows, state
-from benchmarks.conv.measure import ceilings
+from benchmarks.conv.measure import about, ceilings
 from benchmarks.conv.programs import KERNELS, TARGET, Case, backend_of, calls, cases, program
 from benchmarks.conv.timing import Contestant, Inputs, Timing, short, time_in_turn
 from xla_fp8.backends import autotune, cache
@@ -52,11 +52,6 @@ def serve(out: Path, gpu: str, configs: int, tiny: bool) -> None:
         except Exception as error:
             answer = {"problem": short(error)}
         print(json.dumps(answer | {"seconds": round(time.perf_counter() - start, 2)}), flush=True)
-
-
-def about(process: str) -> dict[str, str]:
-    """Of results.json: what it was measured on."""
-    return {"device": jax.devices()[0].device_kind, "jax": jax.__version__, "process": process}
 
 
 def _compile(case: Case, contestant: str, *_: object) -> tuple[dict[str, Any], Any]:
