@@ -108,10 +108,10 @@ def table(rows: Iterable[Row]) -> str:
     return _markdown(list(zip(*columns, strict=True)))
 
 
-def _markdown(lines: Sequence[Sequence[str]], texts: int = 1) -> str:
-    """A table, of which all but the first `texts` columns are numbers."""
+def _markdown(lines: Sequence[Sequence[str]]) -> str:
+    """A table, of which all but the first column are numbers."""
     heads, *rest = lines
-    rule = "|---" * texts + "|--:" * (len(heads) - texts) + "|"
+    rule = "|---" + "|--:" * (len(heads) - 1) + "|"
     return "\n".join([f"| {' | '.join(heads)} |", rule, *(f"| {' | '.join(cells)} |" for cells in rest)])
 
 
