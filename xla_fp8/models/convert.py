@@ -75,19 +75,33 @@ def convert(
     if any(isinstance(operator, Infer) for operator in _operators(model, framework)):
         raise ModelError("the model was calibrated: its weights are FP8. Convert the one that it was made of")
     plan = Plan(recipe, filter_of(filter), framework is not None and framework.across_vmap)
-    if framework is None:
-        return _function(model, plan)
-    if framework.is_traced:
-        return framework.convert(model, plan)
+    if framework is None or framework.is_traced:
+        return planned(model, plan)
     if example is None and not framework.is_ordered and (recipe.keep_first or recipe.keep_last):
         raise ModelError(
             f"which layers of {type(model).__name__} are first and last shows when it runs: hand over arguments of "
             "a call as example=, or say Recipe(keep_first=0, keep_last=0) and leave them out with a filter"
         )
     order = None if example is None else traced_layers(model, call, *arguments_of(example))
-    converted = framework.convert(model, plan, order)
+    converted = planned(model, plan, order)
     _warn_of_nothing(list(framework.operators(converted).values()))
     return converted
+
+
+def planned(model: Any, planner: Planner, order: Sequence[Layer] | None = None) -> Any:
+    """A model of any kind with the operators of a plan.
+
+    Args:
+        order: the layers of an NNX or Equinox module, where more is known of them than it says by itself.
+    """
+    framework = framework_of(model)
+    if framework is None:
+        return _function(model, planner)
+    if framework.is_traced:
+        return framework.convert(model, planner)
+    operators = planner(framework.layers(model) if order is None else order)
+    states = {name: operator.initial_state() for name, operator in operators.items()}
+    return framework.replaced(model, operators, states, {})
 
 
 def watched(model: Any, watch: Callable[[str, Contraction, jax.Array, jax.Array], jax.Array]) -> Any:
@@ -96,15 +110,12 @@ def watched(model: Any, watch: Callable[[str, Contraction, jax.Array, jax.Array]
     def planner(layers: Sequence[Layer]) -> dict[str, Operator]:
         return {layer.name: Watch(layer.name, watch) for layer in layers if not layer.obstacle}
 
-    framework = framework_of(model)
-    return _function(model, planner) if framework is None else framework.convert(model, planner)
+    return planned(model, planner)
 
 
 def with_operators(model: Any, operators: Sequence[Operator]) -> Any:
     """A model of any kind with these operators; layers without one are as they were."""
-    framework = framework_of(model)
-    plan = Fixed(tuple(operators))
-    return _function(model, plan) if framework is None else framework.convert(model, plan)
+    return planned(model, Fixed(tuple(operators)))
 
 
 def traced_layers(model: Any, call: Call, *batch: Any) -> list[Layer]:

@@ -18,7 +18,7 @@ from xla_fp8 import _jax_compat
 from xla_fp8.models.contraction import Conv, Dot
 from xla_fp8.models.errors import MissingPackageError
 from xla_fp8.models.operators import Operator, State, Wide
-from xla_fp8.models.plan import Layer, Planner
+from xla_fp8.models.plan import Layer
 from xla_fp8.quantization.numerics import WIDE_DTYPES
 
 try:
@@ -97,16 +97,6 @@ def is_model(model: Any) -> bool:
 def layers(model: eqx.Module) -> list[Layer]:
     """The layers of a model in the order of its fields."""
     return [_described(name, layer) for name, layer in _contractions(model).items()]
-
-
-def convert(model: eqx.Module, planner: Planner, order: Sequence[Layer] | None = None) -> eqx.Module:
-    """The model with the operators of a plan.
-
-    Args:
-        order: the layers, where more is known of them than `layers` says.
-    """
-    operators = planner(layers(model) if order is None else order)
-    return replaced(model, operators, {name: operator.initial_state() for name, operator in operators.items()}, {})
 
 
 def replaced(

@@ -6,7 +6,7 @@ and `nnx.state` tell it from parameters.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from xla_fp8.models.contraction import Kind
 from xla_fp8.models.errors import MissingPackageError
 from xla_fp8.models.injection import Injected
 from xla_fp8.models.operators import Operator, State
-from xla_fp8.models.plan import Layer, Planner
+from xla_fp8.models.plan import Layer
 from xla_fp8.quantization.numerics import WIDE_DTYPES
 
 try:
@@ -62,16 +62,6 @@ def is_model(model: Any) -> bool:
 def layers(model: nnx.Module) -> list[Layer]:
     """The layers of a model, in no order that would mean something."""
     return [_described(name, layer) for name, layer in _contractions(model)]
-
-
-def convert(model: nnx.Module, planner: Planner, order: Sequence[Layer] | None = None) -> nnx.Module:
-    """A copy of a model with the operators of a plan. The copy has variables of its own.
-
-    Args:
-        order: the layers, where more is known of them than `layers` says.
-    """
-    operators = planner(layers(model) if order is None else order)
-    return replaced(model, operators, {name: operator.initial_state() for name, operator in operators.items()}, {})
 
 
 def replaced(
