@@ -19,7 +19,7 @@ from xla_fp8.passes.convolution import (
 )
 from xla_fp8.passes.dequantization import Dequantized, fed_by_fp8
 from xla_fp8.passes.epilogue import Epilogue, EpilogueCapture, build_side
-from xla_fp8.passes.values import ChannelVector
+from xla_fp8.passes.values import ChannelVector, take_place
 from xla_fp8.target import GraphCall, Target, advice_of, rule_of
 
 
@@ -174,7 +174,10 @@ class CudnnFusedConvRewriter(RewritePass):
         computation.transfer_control_dependencies(call, fused)
         replaced = with_operands((plan.output, *plan.aux))
         for index, old in enumerate((plan.output, *plan.aux)):
-            self._replace_by_element(computation, fused, index, old)
+            element = computation.create(
+                "get-tuple-element", old.shape, [fused], name=f"{old.name}.fused", attributes={"index": str(index)}
+            )
+            take_place(computation, old, element)
         walk.rewritten(fused, replaced)
         if name not in computation:
             computation.rename(fused, name)
@@ -205,28 +208,6 @@ class CudnnFusedConvRewriter(RewritePass):
             name=f"{call.name}.graph",
             attributes=attributes,
         )
-
-    @staticmethod
-    def _replace_by_element(
-        computation: HloComputation, fused: HloInstruction, index: int, old: HloInstruction
-    ) -> None:
-        """`get-tuple-element(fused), index` in place of `old`, under its name and with its sharding."""
-        attributes = {"index": str(index)}
-        if sharding := old.sharding:
-            attributes["sharding"] = sharding
-        element = computation.create(
-            "get-tuple-element",
-            old.shape,
-            [fused],
-            name=f"{old.name}.fused",
-            attributes=attributes,
-            metadata_from=old,
-        )
-        computation.replace_all_uses_with(old, element)
-        if not old.users and not old.has_control_dependencies:
-            name = old.name
-            computation.remove(old)
-            computation.rename(element, name)
 
     @staticmethod
     def _operand_shapes(

@@ -317,7 +317,7 @@ def reduces_with(reduce: HloInstruction, opcode: str) -> bool:
 
 def take_place(computation: HloComputation, old: HloInstruction, new: HloInstruction) -> None:
     """`new` in place of `old`, under its name and with its metadata and sharding."""
-    for attribute in ("metadata", "sharding"):
+    for attribute in ("sharding", "metadata"):
         if (value := old.attr(attribute)) and not new.attr(attribute):
             new.attributes[attribute] = value
     computation.replace_all_uses_with(old, new)
