@@ -12,7 +12,7 @@ import numpy as np
 
 from xla_fp8.backends.cudnn.errors import CudnnError
 
-_CAPTURE_MODE_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
+CAPTURE_MODE_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 _STREAM_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
 _OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
 
@@ -52,7 +52,7 @@ def current(ordinal: int) -> Iterator[None]:
     _check(driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device), "cuDevicePrimaryCtxRetain")
     try:
         _check(driver.cuCtxPushCurrent_v2(context), "cuCtxPushCurrent")
-        mode = ctypes.c_int(_CAPTURE_MODE_RELAXED)
+        mode = ctypes.c_int(CAPTURE_MODE_RELAXED)
         driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))  # swaps it with the thread's
         try:
             yield

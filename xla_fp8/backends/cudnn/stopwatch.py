@@ -6,14 +6,13 @@ import contextlib
 import ctypes
 from collections.abc import Callable, Iterator
 
-from xla_fp8.backends.cudnn.device_context import call
+from xla_fp8.backends.cudnn.device_context import CAPTURE_MODE_RELAXED, call
 
 LAUNCHES = 8
 """In one graph, so that starting the graph does not show."""
 _ROUNDS = 5
 _ROUND_US = 1000.0  # that a round takes at least, where one graph is shorter
 _MOST_RUNS = 20
-_CAPTURE_MODE_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 
 
 def microseconds(stream: int, launch: Callable[[], None]) -> float:
@@ -49,7 +48,7 @@ def microseconds(stream: int, launch: Callable[[], None]) -> float:
 def _recorded(stream: int, launch: Callable[[], None]) -> Iterator[ctypes.c_void_p]:
     """Several launches as an executable graph."""
     graph, executable = ctypes.c_void_p(), ctypes.c_void_p()
-    call("cuStreamBeginCapture_v2", ctypes.c_void_p(stream), _CAPTURE_MODE_RELAXED)
+    call("cuStreamBeginCapture_v2", ctypes.c_void_p(stream), CAPTURE_MODE_RELAXED)
     try:
         try:
             for _ in range(LAUNCHES):
