@@ -70,21 +70,15 @@ class Pictures:
 
     def overview(self, titles: Sequence[str], kinds: Sequence[BoxKind]) -> Flow:
         """The entries as boxes, in the order of the module, each with arrows from those that feed it."""
-        flow, names = Flow(), dict(zip(self._own.values(), (titles[n] for n in self._own), strict=True))
+        flow = Flow()
         if self._modules is None:
             return flow
         numbers = {instruction: number for number, instruction in self._own.items()}
         for computation in self._modules.before.computations:
             for number in (numbers[i] for i in computation if i in numbers):
-                flow.box(
-                    Box(
-                        titles[number],
-                        _short(self._entries[number]),
-                        kinds[number],
-                        self._own[number],
-                    )
-                )
-        flow.arrows += [(names[a], names[b]) for a, b in edges(self._modules.before, self._own.values())]
+                flow.box(Box(titles[number], _short(self._entries[number]), kinds[number], self._own[number]))
+        pairs = edges(self._modules.before, numbers)
+        flow.arrows += [(titles[numbers[a]], titles[numbers[b]]) for a, b in pairs]
         return flow
 
 
