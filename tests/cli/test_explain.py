@@ -47,6 +47,17 @@ def test_strict_fails_on_a_refused_convolution(cli, refused: Path, scaled_conv: 
     assert cli("explain", plain, "--strict").status == 0
 
 
+def test_strict_fails_on_a_refused_quantization_where_its_pass_is_named(cli, tmp_path: Path) -> None:
+    path = tmp_path / "cast.hlo"
+    path.write_text(
+        "HloModule m\n\nENTRY e {\n  x = f32[8,8] parameter(0)\n  s = f32[] parameter(1)\n"
+        "  ss = f32[8,8] broadcast(s), dimensions={}\n  y = f32[8,8] multiply(x, ss)\n"
+        "  ROOT z = f8e4m3fn[8,8] convert(y)\n}\n"
+    )
+    assert cli("explain", path, "--passes=dynamic-quantize-rewriter", "--strict").status == 1
+    assert cli("explain", path, "--strict").status == 0
+
+
 def test_a_dump_without_metadata_is_told_how_to_get_it(cli, scaled_conv: Path) -> None:
     out = cli("explain", scaled_conv, "--target=h200").out
     assert "lowered.as_text('hlo', debug_info=True)" in out

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
 _EPILOG = """\
 --format=json prints {"rewritten": [...], "refused": [...]}; each entry has instruction, op, source ("file.py:42" or
-null), reason, advice, graph, computation, is_fp8, rule and file.
-status: 0 done, 1 an error, or with --strict a refused FP8 convolution, 2 wrong usage
+null), reason, advice, graph, computation, is_fp8, rule, saved_bytes and file.
+status: 0 done, 1 an error, or with --strict a refused FP8 convolution (or quantization, where --passes names
+dynamic-quantize-rewriter), 2 wrong usage
 """
 
 
