@@ -312,6 +312,15 @@ def test_scales_of_each_other() -> None:
     assert len(calls_of(module)) == 2
 
 
+def test_what_is_left_without_fuel_says_so() -> None:
+    module = hlo.parse((FIXTURES / "fuel.hlo").read_text())
+    report = passes.run(module, "dynamic-quantize-rewriter", "h200", options=PipelineOptions(fuel=1))
+    assert len(report.rewritten) == 1
+    (entry,) = report.refused
+    assert (entry.rule, entry.advice) == ("fuel", "raise --fuel")
+    assert entry.reason.endswith(" (convert) was left when the fuel ran out")
+
+
 def test_under_jit_it_is_the_reference_s() -> None:
     pipeline = (
         "call-inliner,simplify,conv-canonicalizer,conv-rewriter,cudnn-fused-conv-rewriter,conv-restorer,"

@@ -187,7 +187,10 @@ def test_fuel() -> None:
 
     module = module_of(two, f8(64, 32), f8(32, 48))
     report = passes.run(module, "fused-dot-rewriter", H200, dialect="extended", options=PipelineOptions(fuel=1))
-    assert (len(report.rewritten), [entry.rule for entry in report.refused]) == (1, ["fuel"])
+    assert len(report.rewritten) == 1
+    (entry,) = report.refused
+    assert (entry.rule, entry.advice) == ("fuel", "raise --fuel")
+    assert entry.reason.endswith(" (dot) was left when the fuel ran out")
 
 
 # -------------------------------------------------------------------- under jit
