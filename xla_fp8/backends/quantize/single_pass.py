@@ -7,11 +7,10 @@ After the barrier every program reads its own pieces again, from the L2 cache as
 program for each piece, the piece stays in registers. One program alone needs no barrier, and nothing that starts as
 zero.
 
-The barrier holds because all programs are on the device at once: there is one for each multiprocessor, and a kernel
-that can be launched at all fits into each of them once, whatever registers the compiler takes. The device hands out all
-programs of one kernel before those of the next, so two such kernels beside each other do not wait for each other.
-Should something else take the place of some for good, the others stop waiting after `_PATIENCE` looks and write NaN,
-which is seen, where waiting would never end.
+The barrier holds where all programs are on the device at once: there is one for each multiprocessor, and a kernel that
+can be launched at all fits into each of them once, whatever registers the compiler takes. But two such kernels side by
+side could each hold some, and nothing promises that the device hands out all programs of one first. Then both stop
+waiting after `_PATIENCE` looks and write NaN, which is seen, where waiting would never end.
 """
 
 from __future__ import annotations
