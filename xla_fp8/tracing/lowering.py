@@ -40,7 +40,7 @@ def _lower(
         result = rewritten(jaxpr, options, platform, os.environ.get("XLA_FP8_DUMP_DIR"), family)
         if _jax_compat.is_for_export(context):
             result = _for_export(result)
-        implementations = _implementations(platform, context, result, family)
+        implementations = _implementations(platform, context, result, options.is_partitioned, family)
     except Exception as error:  # whatever went wrong, the user's own program is there to fall back to
         why = implementation.told(error)
         if result is not None and not isinstance(error, RegionError):  # which is about this lowering alone
@@ -102,7 +102,9 @@ def _lower_plain(context: Any, jaxpr: Jaxpr, arguments: Sequence[Any]) -> Sequen
     return _as_typed(context, list(results))
 
 
-def _implementations(platform: str, context: Any, region: Rewritten, family: Family | None) -> list[Jaxpr]:
+def _implementations(
+    platform: str, context: Any, region: Rewritten, is_partitioned: bool, family: Family | None
+) -> list[Jaxpr]:
     """What the backend of each graph call makes of it; none where the module has the same region already.
 
     Made before anything of the region is in the module, since a backend may fail: no plan builds, no config agrees.
@@ -111,7 +113,6 @@ def _implementations(platform: str, context: Any, region: Rewritten, family: Fam
         return []
     if why := implementation.wrong_platform(region, platform):
         raise RegionError(why)
-    is_partitioned = _jax_compat.is_partitioned(context)
     devices = _jax_compat.local_devices_of(context)
     made: dict[Any, Jaxpr] = {} if family is None else family.made
     pairs = zip(region.calls, region.backends, strict=True)
