@@ -4,7 +4,7 @@
 #   make lint        ruff, mypy --strict, import-linter
 #   make demo        a real JAX program, dumped, rewritten and explained
 #   make docs        the documentation as a site, in build/site; warnings are errors
-#   make docs-check  links, anchors and Python blocks of the documentation
+#   make docs-check  links, anchors and code blocks of the documentation
 #   make validate    tests/hopper on the GPU at hand, and their report: build/validation.md
 #   make bench       the benchmark of the HLO reader and printer, against jaxlib's own
 
