@@ -41,16 +41,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
-from benchmarks.conv.programs import Program, calls
+from benchmarks.conv import programs
+from benchmarks.conv.programs import Program, calls, quantized
 from benchmarks.conv.shapes import Shape
 from benchmarks.conv.timing import Contestant, Inputs, Timing, agreement, short, time_in_turn
 from benchmarks.gpus import gpus_here
 from xla_fp8.backends import call_text
 from xla_fp8.backends.cudnn import buffers, device_context, ffi, library, plans, stopwatch
-from xla_fp8.backends.example_calls import graph_call
-from xla_fp8.hlo.literal import numpy_dtype
 from xla_fp8.target import GraphCall
 
 NO_GRAPHS = {"xla_gpu_graph_min_graph_size": 1 << 20}
@@ -60,36 +58,27 @@ _KNOBS = {17: "SPLIT_K_SLC", 24: "KERNEL_CFG"}
 SLICED = tuple(f"eng{engine}_k17={slices}_k24={kernel}" for slices in (2, 4) for engine, kernel in ((4, 45), (4, 53)))
 
 
-def _quantized(y: jax.Array) -> jax.Array:
-    return jnp.clip(y, -448, 448).astype(jnp.float8_e4m3fn)
-
-
-def _amax(y: jax.Array, s: jax.Array, t: jax.Array) -> tuple[jax.Array, ...]:
-    y = y * s
-    return _quantized(y * t), jnp.max(jnp.abs(y))
-
-
 @dataclasses.dataclass(frozen=True)
 class Epilogue:
-    """The same as a graph string, and in JAX on the convolution's f32 value; `residual` is a tensor's element type."""
+    """The same as a graph string, and in JAX on the convolution's f32 value; `residual` as in the benchmark's."""
 
     graph: str
     chain: Callable[..., tuple[jax.Array, ...]]
-    residual: str = "f32"
+    residual: str = ""
 
 
 EPILOGUES: Mapping[str, Epilogue] = MappingProxyType(
     {
-        "amax": Epilogue("1:[f32]conv();2:[f32]scale(1);3:[f8e4m3fn]scale(2);4:[f32]amax(2);", _amax),
-        "scale": Epilogue("1:[f32]conv();2:[f8e4m3fn]scale(1);", lambda y, s: (_quantized(y * s),)),
+        "amax": Epilogue(programs.EPILOGUES["amax"].graph, programs.EPILOGUES["amax"].chain),
+        "scale": Epilogue(programs.EPILOGUES["scale"].graph, programs.EPILOGUES["scale"].chain),
         "bias+silu": Epilogue(
             "1:[f32]conv();2:[f32]scale(1);3:[f32]bias(2);4:[f32]silu(3);5:[f8e4m3fn]scale(4);",
-            lambda y, s, b, t: (_quantized(jax.nn.silu(y * s + b) * t),),
+            lambda y, s, b, t: (quantized(jax.nn.silu(y * s + b) * t),),
         ),
-        "channel scale": Epilogue("1:[f32]conv();2:[f8e4m3fn]channel_scale(1);", lambda y, c: (_quantized(y * c),)),
+        "channel scale": Epilogue("1:[f32]conv();2:[f8e4m3fn]channel_scale(1);", lambda y, c: (quantized(y * c),)),
         "bias+relu+residual": Epilogue(
             "1:[f32]conv();2:[f32]scale(1);3:[f32]bias(2);4:[f32]relu(3);5:[f32]add(4);6:[f8e4m3fn]scale(5);",
-            lambda y, s, b, r, t: (_quantized((jax.nn.relu(y * s + b) + r.astype(jnp.float32)) * t),),
+            lambda y, s, b, r, t: (quantized((jax.nn.relu(y * s + b) + r.astype(jnp.float32)) * t),),
             "bf16",
         ),
     }
@@ -124,37 +113,17 @@ class Row:
 
     def __post_init__(self) -> None:
         self.shape, self.epilogue = ROWS[self.name]
-        pads = "x".join(f"{low}_{high}" for low, high in self.shape.padding)
-        s, stride = self.shape, self.shape.stride
-        self.call: GraphCall = graph_call(
-            EPILOGUES[self.epilogue].graph,
-            batch=s.n,
-            image=(s.h, s.w),
-            channels=s.c,
-            features=s.k,
-            filter=(s.r, s.r),
-            window=f"{{size={s.r}x{s.r} stride={stride}x{stride} pad={pads}}}",
-            side=EPILOGUES[self.epilogue].residual,
-        )
+        epilogue = EPILOGUES[self.epilogue]
+        self.call: GraphCall = programs.call_of(self.shape, epilogue.graph, epilogue.residual)
         self.text = call_text.encode(self.call)
         self.device = plans.on_device(0)
-        self.operands = tuple(
-            jax.ShapeDtypeStruct(operand.dimensions, numpy_dtype(operand.element_type))
-            for operand in self.call.operand_shapes
-        )
+        self.operands = programs.arrays_of(self.call)
         self.compiled: dict[str, Any] = {}
         self.built: dict[str, plans.BuiltPlan] = {}
 
     def chain(self, x: jax.Array, w: jax.Array, *sides: jax.Array) -> tuple[jax.Array, ...]:
         """What XLA is given."""
-        y = lax.conv_general_dilated(
-            x.astype(jnp.float32),
-            w.astype(jnp.float32),
-            (self.shape.stride, self.shape.stride),
-            self.shape.padding,
-            dimension_numbers=("NHWC", "OHWI", "NHWC"),
-        )
-        return EPILOGUES[self.epilogue].chain(y, *sides)
+        return programs.chain(self.shape, EPILOGUES[self.epilogue].chain, x, w, *sides)
 
     def compile(self, name: str, lowered: Any, options: Mapping[str, Any]) -> None:
         start = time.perf_counter()
@@ -420,15 +389,15 @@ def markdown(rows: Mapping[str, Mapping[str, Any]]) -> str:
 def _cells(name: str, facts: Mapping[str, Any]) -> list[str]:
     times = facts.get("plan_us", {})
     proposed = [us for plan, us in times.items() if plan in facts["proposed"]]
-    programs = facts.get("program_us", {})
+    timings = facts.get("program_us", {})
     best = min(times, key=times.__getitem__, default="")
 
     def program(which: str) -> str:
-        found = programs.get(which)
+        found = timings.get(which)
         return f"{found['us']:.1f}{'~' if found['host_bound'] else ''}" if isinstance(found, dict) else "-"
 
-    ours = [programs[which]["us"] for which in ("graphs", "launches") if isinstance(programs.get(which), dict)]
-    xla = programs.get("xla")
+    ours = [timings[which]["us"] for which in ("graphs", "launches") if isinstance(timings.get(which), dict)]
+    xla = timings.get("xla")
     ratio = f"{xla['us'] / min(ours):.2f}x" if ours and isinstance(xla, dict) else "-"
     host = facts.get("host_us", {})
     return [

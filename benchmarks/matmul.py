@@ -49,6 +49,7 @@ from jax import lax
 from jax.experimental import serialize_executable
 
 import xla_fp8
+from benchmarks.conv.programs import quantized
 from benchmarks.conv.timing import Contestant, Timing, beside, short, time_in_turn
 from xla_fp8.backends.example_calls import graph_call
 from xla_fp8.backends.mosaic.backend import MosaicBackend
@@ -72,18 +73,14 @@ def _product(x: jax.Array, w: jax.Array, x_scale: jax.Array, w_scale: jax.Array,
     return _dot(x.astype(wide) * x_scale.astype(wide), w.astype(wide) * w_scale.astype(wide))
 
 
-def _quantized(y: jax.Array) -> jax.Array:
-    return jnp.clip(y, -448, 448).astype(E4M3)
-
-
 def _fp8(x: jax.Array, w: jax.Array, bias: jax.Array, x_scale: Any, w_scale: Any, y_scale: Any) -> Any:
     y = _product(x, w, x_scale, w_scale)
-    return _quantized(y * y_scale), jnp.max(jnp.abs(y))
+    return quantized(y * y_scale), jnp.max(jnp.abs(y))
 
 
 def _amax_of_scaled(x: jax.Array, w: jax.Array, bias: jax.Array, x_scale: Any, w_scale: Any, y_scale: Any) -> Any:
     y = _product(x, w, x_scale, w_scale) * y_scale
-    return _quantized(y), jnp.max(jnp.abs(y))
+    return quantized(y), jnp.max(jnp.abs(y))
 
 
 def _rounded(x: jax.Array, w: jax.Array, bias: jax.Array, x_scale: Any, w_scale: Any, y_scale: Any) -> Any:

@@ -42,13 +42,14 @@ class Epilogue:
     residual: str = ""
 
 
-def _quantized(y: jax.Array) -> jax.Array:
+def quantized(y: jax.Array) -> jax.Array:
+    """A saturating cast to e4m3."""
     return jnp.clip(y, -448, 448).astype(E4M3)
 
 
 def _amax(y: jax.Array, s: jax.Array, t: jax.Array) -> tuple[jax.Array, ...]:
     y = y * s
-    return _quantized(y * t), jnp.max(jnp.abs(y))
+    return quantized(y * t), jnp.max(jnp.abs(y))
 
 
 MAIN = "amax"
@@ -57,22 +58,22 @@ MAIN = "amax"
 EPILOGUES: Mapping[str, Epilogue] = MappingProxyType(
     {
         MAIN: Epilogue("1:[f32]conv();2:[f32]scale(1);3:[f8e4m3fn]scale(2);4:[f32]amax(2);", _amax, lambda y, s, t: y),
-        "scale": Epilogue("1:[f32]conv();2:[f8e4m3fn]scale(1);", lambda y, s: (_quantized(y * s),), lambda y, s: y),
+        "scale": Epilogue("1:[f32]conv();2:[f8e4m3fn]scale(1);", lambda y, s: (quantized(y * s),), lambda y, s: y),
         "bias+silu+residual": Epilogue(
             "1:[f32]conv();2:[f32]scale(1);3:[f32]bias(2);4:[f32]silu(3);5:[f32]add(4);6:[f8e4m3fn]scale(5);",
-            lambda y, s, b, r, t: (_quantized((jax.nn.silu(y * s + b) + r.astype(jnp.float32)) * t),),
+            lambda y, s, b, r, t: (quantized((jax.nn.silu(y * s + b) + r.astype(jnp.float32)) * t),),
             lambda y, s, b, r, t: jax.nn.silu(y + b) + r,
             "bf16",
         ),
         "bias+fp8 residual+relu": Epilogue(
             "1:[f32]conv();2:[f32]scale(1);3:[f32]bias(2);4:[f32]add_scaled(3);5:[f32]relu(4);6:[f8e4m3fn]scale(5);",
-            lambda y, s, b, r, u, t: (_quantized(jax.nn.relu(y * s + b + r.astype(jnp.float32) * u) * t),),
+            lambda y, s, b, r, u, t: (quantized(jax.nn.relu(y * s + b + r.astype(jnp.float32) * u) * t),),
             lambda y, s, b, r, u, t: jax.nn.relu(y + b + r),
             "f8e4m3fn",
         ),
         "channel scale+bias+gelu": Epilogue(
             "1:[f32]conv();2:[f32]channel_scale(1);3:[f32]bias(2);4:[f32]gelu_tanh(3);5:[f8e4m3fn]scale(4);",
-            lambda y, c, b, t: (_quantized(jax.nn.gelu(y * c + b) * t),),
+            lambda y, c, b, t: (quantized(jax.nn.gelu(y * c + b) * t),),
             lambda y, c, b, t: jax.nn.gelu(y + b),
         ),
     }
@@ -95,19 +96,8 @@ class Case:
 
     @functools.cached_property
     def call(self) -> GraphCall:
-        s, epilogue = self.shape, EPILOGUES[self.epilogue]
-        pads = "x".join(f"{low}_{high}" for low, high in s.padding)
-        return graph_call(
-            epilogue.graph,
-            batch=s.n,
-            image=(s.h, s.w),
-            channels=s.c,
-            features=s.k,
-            filter=(s.r, s.r),
-            window=f"{{size={s.r}x{s.r} stride={s.stride}x{s.stride} pad={pads}}}",
-            side=epilogue.residual or "f32",
-            residual=epilogue.residual or "f8e4m3fn",
-        )
+        epilogue = EPILOGUES[self.epilogue]
+        return call_of(self.shape, epilogue.graph, epilogue.residual)
 
     @property
     def bytes(self) -> int:
@@ -175,6 +165,28 @@ class Program:
         return self.lower().compile(compiler_options=dict(self.options))
 
 
+def call_of(shape: Shape, graph: str, residual: str = "") -> GraphCall:
+    """A convolution with an epilogue as a graph string, in FP8; `residual` as in `Epilogue`."""
+    s = shape
+    pads = "x".join(f"{low}_{high}" for low, high in s.padding)
+    return graph_call(
+        graph,
+        batch=s.n,
+        image=(s.h, s.w),
+        channels=s.c,
+        features=s.k,
+        filter=(s.r, s.r),
+        window=f"{{size={s.r}x{s.r} stride={s.stride}x{s.stride} pad={pads}}}",
+        side=residual or "f32",
+        residual=residual or "f8e4m3fn",
+    )
+
+
+def arrays_of(call: GraphCall) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """Shapes and types of a call's operands."""
+    return tuple(jax.ShapeDtypeStruct(s.dimensions, numpy_dtype(s.element_type)) for s in call.operand_shapes)
+
+
 def backend_of(contestant: str) -> Backend:
     """The backend of a contestant in `KERNELS`. The reference stands for it where there is no GPU."""
     if jax.default_backend() == "cpu":
@@ -195,9 +207,7 @@ def operands_of(case: Case, contestant: str) -> tuple[jax.ShapeDtypeStruct, ...]
             jax.ShapeDtypeStruct((n, k), E4M3),
             jax.ShapeDtypeStruct((), jnp.float32),
         )
-    found = tuple(
-        jax.ShapeDtypeStruct(shape.dimensions, numpy_dtype(shape.element_type)) for shape in case.call.operand_shapes
-    )
+    found = arrays_of(case.call)
     if contestant != "xla_bf16":
         return found
     return tuple(o if not o.shape else jax.ShapeDtypeStruct(o.shape, jnp.bfloat16) for o in found)
@@ -213,27 +223,29 @@ def program(case: Case, contestant: str, backend: Backend | None = None, config:
         function = _product
         # XLA would prefer a kernel that it makes with Triton where that is faster: the yardstick is cuBLASLt's.
         options = {} if jax.default_backend() == "cpu" else {"xla_gpu_enable_triton_gemm": False}
+    elif contestant == "xla_fp8":
+        function = functools.partial(chain, case.shape, EPILOGUES[case.epilogue].chain)
     else:
-        function = functools.partial(_fp8 if contestant == "xla_fp8" else _bf16, case)
+        function = functools.partial(_bf16, case)
     return Program(function, operands_of(case, contestant), options)
 
 
-def _fp8(case: Case, x: jax.Array, w: jax.Array, *sides: jax.Array) -> tuple[jax.Array, ...]:
-    """The chain as JAX users write it, which XLA's own matcher fuses."""
-    y = _convolution(case, x.astype(jnp.float32), w.astype(jnp.float32))
-    return EPILOGUES[case.epilogue].chain(y, *sides)
+def chain(
+    shape: Shape, epilogue: Callable[..., tuple[jax.Array, ...]], x: jax.Array, w: jax.Array, *sides: jax.Array
+) -> tuple[jax.Array, ...]:
+    """A convolution in FP8 and what follows as JAX users write them, which XLA's own matcher fuses."""
+    return epilogue(_convolution(shape, x.astype(jnp.float32), w.astype(jnp.float32)), *sides)
 
 
 def _bf16(case: Case, x: jax.Array, w: jax.Array, *sides: jax.Array) -> jax.Array:
-    return EPILOGUES[case.epilogue].bf16(_convolution(case, x, w), *sides)
+    return EPILOGUES[case.epilogue].bf16(_convolution(case.shape, x, w), *sides)
 
 
-def _convolution(case: Case, x: jax.Array, w: jax.Array) -> jax.Array:
-    stride = (case.shape.stride, case.shape.stride)
-    return lax.conv_general_dilated(x, w, stride, case.shape.padding, dimension_numbers=NHWC)
+def _convolution(shape: Shape, x: jax.Array, w: jax.Array) -> jax.Array:
+    return lax.conv_general_dilated(x, w, (shape.stride, shape.stride), shape.padding, dimension_numbers=NHWC)
 
 
 def _product(a: jax.Array, b: jax.Array, scale: jax.Array) -> jax.Array:
     """The matrix product of a convolution, with its simplest epilogue; DEFAULT precision is fast accumulation."""
     y = lax.dot_general(a, b, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
-    return _quantized(y * scale)
+    return quantized(y * scale)
