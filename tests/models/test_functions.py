@@ -12,6 +12,7 @@ import pytest
 from jax import lax
 
 import xla_fp8
+from xla_fp8.models import Fp8Dot
 
 EVERY = xla_fp8.Recipe(min_flops=0, keep_first=0, keep_last=0)
 
@@ -157,6 +158,12 @@ def test_what_is_no_model_and_recipes_without_sense_are_refused() -> None:
         xla_fp8.Recipe(keep_last=-1)
     with pytest.raises(xla_fp8.QuantizationError, match="quantize to"):
         xla_fp8.Recipe(dtype=jnp.bfloat16)
+
+
+def test_an_out_sharding_of_an_fp8_layer_is_refused() -> None:
+    x = jnp.ones((16, 16))
+    with pytest.raises(xla_fp8.ModelError, match="dot in FP8: reshard the layer's output"):
+        Fp8Dot()(x, x, (((1,), (0,)), ((), ())), out_sharding=jax.sharding.PartitionSpec())
 
 
 def test_a_missing_framework_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:

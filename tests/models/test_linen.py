@@ -127,6 +127,15 @@ def test_a_calibrated_module_has_fp8_kernels_and_its_convolution_becomes_a_graph
         )
 
 
+def test_a_module_that_is_called_without_what_it_needs_says_what(x: jax.Array) -> None:
+    dense, every = nn.Dense(16), dataclasses.replace(ANY_SIZE, keep_first=0, keep_last=0)
+    with pytest.raises(xla_fp8.ModelError, match=r"called by model\.apply\(variables, \.\.\.\)"):
+        xla_fp8.convert(dense, every)(x)
+    fp8, served = xla_fp8.calibrate(dense, [x], every, variables=dense.init(jax.random.key(0), x))
+    with pytest.raises(xla_fp8.ModelError, match="Dense: fixed scales are missing"):
+        fp8.apply({"params": served["params"]}, x)
+
+
 def test_inside_another_module_and_for_a_layer_that_is_the_whole_model(x: jax.Array) -> None:
     class Outer(nn.Module):
         inner: nn.Module
