@@ -40,6 +40,11 @@ class Refusal:
     advice: str
     instruction: HloInstruction
 
+    @staticmethod
+    def of(rule: str, instruction: HloInstruction, what: str, advice: str) -> Refusal:
+        """A refusal whose reason is the instruction and what it does."""
+        return Refusal(rule, f"{described(instruction)} {what}", advice, instruction)
+
 
 class Context:
     """What a pipeline run carries from pass to pass.
@@ -94,6 +99,10 @@ class Context:
         """`described`, under the name that the input has for it and, given `op`, as what it was there."""
         source = source_of(instruction)
         return f"{self.origin(instruction)[1]} ({op or instruction.opcode}{f', {source}' if source else ''})"
+
+    def refusal(self, rule: str, instruction: HloInstruction, what: str, advice: str) -> Refusal:
+        """`Refusal.of`, with the instruction under the name that the input has for it."""
+        return Refusal(rule, f"{self.described(instruction)} {what}", advice, instruction)
 
     def record(
         self,

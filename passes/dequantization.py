@@ -13,7 +13,7 @@ import dataclasses
 
 from xla_fp8.graph import FP8_TYPES
 from xla_fp8.hlo import ConvolutionDimensionNumbers, HloInstruction, Shape
-from xla_fp8.passes.base import Refusal, described
+from xla_fp8.passes.base import Refusal
 from xla_fp8.passes.values import (
     WIDE_TYPES,
     ChannelVector,
@@ -73,20 +73,20 @@ def find_dequantized(
     for _ in range(_MAX_DEPTH):
         shape = current.shape
         if not shape.is_array or shape.is_dynamic:
-            return _refusal(
+            return Refusal.of(
                 "dynamic-shape", current, "has a dynamic shape", f"give the operands of the {of} static shapes"
             )
         if shape.element_type in FP8_TYPES:
             return Dequantized(current, tuple(moves), tuple(reversed(scales)))
         if shape.is_fp8:
-            return _refusal(
+            return Refusal.of(
                 "fp8-type",
                 current,
                 f"is {shape.element_type}, which no FP8 {of} on the GPU takes",
                 "quantize to float8_e4m3fn or float8_e5m2",
             )
         if shape.element_type not in WIDE_TYPES:
-            return _refusal(
+            return Refusal.of(
                 "wide-type",
                 current,
                 f"computes in {shape.element_type}; the fused {of} computes in f32",
@@ -107,21 +107,21 @@ def find_dequantized(
         elif current.opcode == "opt-barrier" or (
             current.opcode == "get-tuple-element" and current.operand(0).opcode == "opt-barrier"
         ):
-            return _refusal(
+            return Refusal.of(
                 "optimization-barrier",
                 current,
                 "comes out of an optimization barrier: nothing is fused across it",
                 "take lax.optimization_barrier away, or put it in front of the dequantization",
             )
         else:
-            return _refusal(
+            return Refusal.of(
                 "not-dequantized",
                 current,
                 f"stands between the FP8 tensor and the {of} and is not part of a dequantization "
                 "(convert, multiply or divide by a scale, transpose, reshape, broadcast, reverse, slice, zero padding)",
                 f"apply it before quantizing, or after the {of}",
             )
-    return _refusal("too-deep", operand, f"has more than {_MAX_DEPTH} steps to its FP8 tensor", "shorten the chain")
+    return Refusal.of("too-deep", operand, f"has more than {_MAX_DEPTH} steps to its FP8 tensor", "shorten the chain")
 
 
 def fed_by_fp8(instruction: HloInstruction, limit: int = 200) -> bool:
@@ -158,7 +158,7 @@ def _scale_step(instruction: HloInstruction, channel: int | None, of: str) -> tu
             return Scale(vector, inverse, instruction), tensor
     vectors = [v for _, scale in sides if (v := channel_vector_of(scale))]
     if vectors:
-        return _refusal(
+        return Refusal.of(
             "scale-not-scalar",
             instruction,
             f"scales by a vector along dimension {vectors[0].dimension}",
@@ -166,7 +166,7 @@ def _scale_step(instruction: HloInstruction, channel: int | None, of: str) -> tu
             if of == "convolution"
             else f"use one scale for the whole tensor; one for each row or column can be applied after the {of}",
         )
-    return _refusal(
+    return Refusal.of(
         "scale-not-scalar",
         instruction,
         "scales by a tensor, not by one number",
@@ -219,7 +219,3 @@ def _apply_move(move: HloInstruction, value: HloInstruction) -> HloInstruction:
 def filter_channel(labels: ConvolutionDimensionNumbers) -> int:
     """The filter's dimension along which a vector of scales may run."""
     return labels.kernel_output_feature_dimension
-
-
-def _refusal(rule: str, instruction: HloInstruction, what: str, advice: str) -> Refusal:
-    return Refusal(rule, f"{described(instruction)} {what}", advice, instruction)

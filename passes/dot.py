@@ -46,7 +46,7 @@ def unsupported_dot(dot: HloInstruction, context: Context) -> Refusal | None:
     """Why a dot has no FP8 call of any kind, whatever its operands are; None where it may have one."""
 
     def refuse(rule: str, what: str, advice: str) -> Refusal:
-        return dot_refusal(rule, dot, context, what, advice)
+        return context.refusal(rule, dot, what, advice)
 
     shapes = [dot.shape, *(operand.shape for operand in dot.operands)]
     if len(dot.operands) != 2 or dot.has_attribute("sparsity") or dot.has_attribute("algorithm"):
@@ -70,8 +70,3 @@ def unsupported_dot(dot: HloInstruction, context: Context) -> Refusal | None:
         what = f"has the layout {dot.shape.layout}"
         return refuse("layout", what, "read the module from before layout assignment")
     return None
-
-
-def dot_refusal(rule: str, dot: HloInstruction, context: Context, what: str, advice: str) -> Refusal:
-    """A refusal whose reason is the dot, under the name that the input has for it, and what it does."""
-    return Refusal(rule, f"{context.described(dot)} {what}", advice, dot)

@@ -52,7 +52,7 @@ class DynamicQuantizeRewriter(RewritePass):
         if refusal := self.unsupported(chain):
             return refusal
         if not self.context.consume_fuel():
-            return self._refusal("fuel", chain.cast, "was left when the fuel ran out", "raise --fuel")
+            return self.context.refusal("fuel", chain.cast, "was left when the fuel ran out", "raise --fuel")
         for tensor in chain.tensors:
             _use_known_amax(walk.computation, tensor)
         chain, reductions, dependent = _begin(walk, chain)
@@ -69,31 +69,28 @@ class DynamicQuantizeRewriter(RewritePass):
         """Why a quantization has no call; None where it has one."""
         cast = chain.cast
         if cast.has_control_dependencies:
-            return self._refusal(
+            return self.context.refusal(
                 "control-dependencies", cast, "has control dependencies", "run the pass before they are made"
             )
         if cast.shape.element_count == 0:
-            return self._refusal("empty", cast, "has no elements", "nothing to gain: there is no work in it")
+            return self.context.refusal("empty", cast, "has no elements", "nothing to gain: there is no work in it")
         return None
 
     def _not_captured(self, instruction: HloInstruction) -> Refusal:
         if op_of(instruction) is not None:
-            return self._refusal(
+            return self.context.refusal(
                 "too-deep",
                 instruction,
                 f"is one of more than {MAX_CAPTURED} operations between amax and scale, so the scale is an operand",
                 "shorten the chain",
             )
-        return self._refusal(
+        return self.context.refusal(
             "scale-operation",
             instruction,
             "stands between the amax and the scale and is no operation of the call, which therefore takes the scale as "
             "an operand",
             "compute the scale with multiply, divide, maximum, minimum, where and the like (docs/graph-string.md)",
         )
-
-    def _refusal(self, rule: str, instruction: HloInstruction, what: str, advice: str) -> Refusal:
-        return Refusal(rule, f"{self.context.described(instruction)} {what}", advice, instruction)
 
     def replace(self, walk: Walk, chain: Chain, capture: ScalarCapture, stopped: Refusal | None) -> None:
         computation, cast = walk.computation, chain.cast

@@ -10,7 +10,7 @@ from xla_fp8.hlo.attributes import quote
 from xla_fp8.passes.base import Refusal, RewritePass, Walk, described, with_operands
 from xla_fp8.passes.convolution import WORKSPACE, backend_config
 from xla_fp8.passes.dequantization import Dequantized
-from xla_fp8.passes.dot import dequantized_dot_operands, dot_refusal, is_fp8_dot, unsupported_dot
+from xla_fp8.passes.dot import dequantized_dot_operands, is_fp8_dot, unsupported_dot
 from xla_fp8.passes.epilogue import Epilogue, EpilogueCapture, Side, build_side
 from xla_fp8.passes.matmul_form import MULTIPLE, DotDimensions, reshape, row_major
 from xla_fp8.passes.sinking import sink_moves
@@ -73,7 +73,7 @@ class FusedDotRewriter(RewritePass):
         if refusal := self.refused_by_backend(form, plan, target):
             return refusal
         if not self.context.consume_fuel():
-            return dot_refusal("fuel", instruction, self.context, "was left when the fuel ran out", "raise --fuel")
+            return self.context.refusal("fuel", instruction, "was left when the fuel ran out", "raise --fuel")
         if not plan.output.shape.is_fp8 and any(user.opcode in MOVES for user in plan.output.users):
             plan = self.plan_behind_moves(walk, form, plan, target)
         self.replace(walk, form, plan)
@@ -85,8 +85,8 @@ class FusedDotRewriter(RewritePass):
             return refusal
         dimensions = DotDimensions.of(dot)
         if what := _misfit(dot, dimensions):
-            return dot_refusal(
-                "dot", dot, self.context, what, "XLA rewrites most scaled FP8 dots to cuBLASLt itself (docs/matmul.md)"
+            return self.context.refusal(
+                "dot", dot, what, "XLA rewrites most scaled FP8 dots to cuBLASLt itself (docs/matmul.md)"
             )
         operands = dequantized_dot_operands(dot, self.context, dimensions.rhs[1][0])
         if isinstance(operands, Refusal):

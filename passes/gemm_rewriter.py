@@ -9,7 +9,7 @@ from xla_fp8.hlo.attributes import quote
 from xla_fp8.matmul import MATMUL_TARGET, MatmulCall
 from xla_fp8.passes.base import Refusal, RewritePass, Walk, with_operands
 from xla_fp8.passes.dequantization import Dequantized
-from xla_fp8.passes.dot import dequantized_dot_operands, dot_refusal, is_fp8_dot, unsupported_dot
+from xla_fp8.passes.dot import dequantized_dot_operands, is_fp8_dot, unsupported_dot
 from xla_fp8.passes.epilogue import Epilogue
 from xla_fp8.passes.matmul_epilogue import Addend, Factor, MatmulCapture, Places, operand_factors
 from xla_fp8.passes.matmul_form import DotDimensions, as_matrix, as_operand, from_matrix, pad
@@ -56,7 +56,7 @@ class GemmRewriter(RewritePass):
             return operands
         types = [operand.source.shape.element_type for operand in operands]
         if types == ["f8e5m2", "f8e5m2"]:
-            return self._refusal(
+            return self.context.refusal(
                 "e5m2-operands",
                 instruction,
                 "multiplies f8e5m2 by f8e5m2, for which cuBLASLt has no kernel",
@@ -71,7 +71,7 @@ class GemmRewriter(RewritePass):
         places = capture.places(plan)
         assert isinstance(places, Places)  # `finish` takes no other
         if not self.context.consume_fuel():
-            return self._refusal("fuel", instruction, "was left when the fuel ran out", "raise --fuel")
+            return self.context.refusal("fuel", instruction, "was left when the fuel ran out", "raise --fuel")
         self.replace(walk, instruction, operands, dimensions, plan, places, target)
         return None
 
@@ -83,16 +83,13 @@ class GemmRewriter(RewritePass):
             return refusal
         dimensions = DotDimensions.of(dot)
         if not all(group for operand in (dimensions.lhs, dimensions.rhs) for group in operand[1:]):
-            return self._refusal(
+            return self.context.refusal(
                 "matrix-vector",
                 dot,
                 "is no product of two matrices: an operand has no dimension of its own, or none is summed over",
                 "leave it to XLA: a matrix times a vector is bound by memory",
             )
         return None
-
-    def _refusal(self, rule: str, dot: HloInstruction, what: str, advice: str) -> Refusal:
-        return dot_refusal(rule, dot, self.context, what, advice)
 
     def replace(
         self,

@@ -129,7 +129,7 @@ class MatmulCapture(EpilogueCapture):
         output = epilogue.output
         type_ = output.shape.element_type
         if type_ == "f8e5m2" and "f8e5m2" not in self.operand_types:
-            return _refusal(
+            return Refusal.of(
                 "cublas-epilogue",
                 output,
                 "is f8e5m2, which cuBLASLt stores only where an operand is f8e5m2 too",
@@ -137,20 +137,20 @@ class MatmulCapture(EpilogueCapture):
             )
         steps = _main_steps(epilogue)
         if steps is None:
-            return _refusal(
+            return Refusal.of(
                 "cublas-epilogue", output, "depends on the dot in several ways", "one step behind the other"
             )
         amax = [node.operands[0] for node in epilogue.graph.nodes if node.op == "amax"]
         if any(node.op == "copy" for node in epilogue.graph.nodes) or len(amax) > 1:
-            return _refusal(
+            return Refusal.of(
                 "cublas-epilogue", output, "would be one result of several", "let only one of them use the dot"
             )
         if amax and not output.shape.is_fp8:
-            return _refusal(
+            return Refusal.of(
                 "cublas-epilogue", output, f"is {type_}: cuBLASLt finds the amax of an FP8 result alone", "store FP8"
             )
         if amax and self.has_padded_rows and any(node.op == "bias" for node, _ in steps):
-            return _refusal(
+            return Refusal.of(
                 "cublas-epilogue",
                 output,
                 "has an amax that would be of rows of padding too, to which the bias is added as well",
@@ -172,7 +172,7 @@ class MatmulCapture(EpilogueCapture):
         """
         last = max((number for number, (node, _) in enumerate(steps, 1) if node.op not in _SCALES), default=0)
         if amax is not None and amax != last and (amax < last or last > 0):
-            return _refusal(
+            return Refusal.of(
                 "cublas-epilogue",
                 output,
                 "has an amax that is not of the value in front of its own scale",
@@ -186,7 +186,7 @@ class MatmulCapture(EpilogueCapture):
                 if output.shape.is_fp8 and number > split:
                     places = dataclasses.replace(places, result_factors=(*places.result_factors, factor))
                 elif places.matrix or places.bias or places.activation:
-                    return _refusal(
+                    return Refusal.of(
                         "cublas-epilogue",
                         output,
                         "is scaled behind an addition or activation and is not FP8",
@@ -201,7 +201,7 @@ class MatmulCapture(EpilogueCapture):
             elif node.op in _ACTIVATIONS and not places.activation and (node.op != "gelu_tanh" or self.has_gelu):
                 places = dataclasses.replace(places, activation=node.op)
             else:
-                return _refusal(
+                return Refusal.of(
                     "cublas-epilogue", output, f"needs {node.op} where cuBLASLt has no place for it", _PLACES
                 )
         return places
@@ -216,7 +216,7 @@ class MatmulCapture(EpilogueCapture):
             if (matrix is None) == (places.matrix is None) and (bias is None) == (places.bias is None):
                 return dataclasses.replace(places, matrix=matrix, bias=bias)
         wanted = " or ".join(dict.fromkeys(t for _, bias_types in choices for t in bias_types))
-        return _refusal(
+        return Refusal.of(
             "added-type",
             output,
             f"is {type_}: it adds a matrix or bias of a type that cuBLASLt does not read beside that",
@@ -227,10 +227,6 @@ class MatmulCapture(EpilogueCapture):
 def operand_factors(scales: Sequence[Scale]) -> tuple[Factor, ...]:
     """The scales of an operand; all are scalars, since none was looked for along a channel."""
     return tuple(Factor(scale.value, scale.inverse) for scale in scales if isinstance(scale.value, Scalar))
-
-
-def _refusal(rule: str, output: HloInstruction, what: str, advice: str) -> Refusal:
-    return Refusal(rule, f"{described(output)} {what}", advice, output)
 
 
 def _main_steps(epilogue: Epilogue) -> list[tuple[Node, Side | None]] | None:

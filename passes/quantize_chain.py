@@ -6,7 +6,7 @@ import dataclasses
 
 from xla_fp8.graph import FP8_MAX, FP8_TYPES
 from xla_fp8.hlo import HloInstruction
-from xla_fp8.passes.base import Refusal, described
+from xla_fp8.passes.base import Refusal
 from xla_fp8.passes.values import WIDE_TYPES, bounded, constant_of, scalar_of
 
 _MAX_STEPS = 16
@@ -89,13 +89,13 @@ def find_chain(cast: HloInstruction) -> Chain | Refusal | None:
         return _unusual_scale(inside) if bounds else None
     type_ = cast.shape.element_type
     if type_ not in FP8_TYPES:
-        return _refusal("fp8-type", cast, f"converts to {type_}, which the call does not store",
-                        "quantize to float8_e4m3fn or float8_e5m2")  # fmt: skip
+        return Refusal.of("fp8-type", cast, f"converts to {type_}, which the call does not store",
+                          "quantize to float8_e4m3fn or float8_e5m2")  # fmt: skip
     largest = FP8_MAX[type_]
     if bounds is None:
         if value is not inside:
             return _unusual_bounds(value, largest)
-        return _refusal(
+        return Refusal.of(
             "missing-clamp",
             cast,
             f"converts to {type_} without a clamp: values beyond {largest:g} become NaN or infinity, where the call "
@@ -104,7 +104,7 @@ def find_chain(cast: HloInstruction) -> Chain | Refusal | None:
         )
     if (bounds.low, bounds.high) != (-largest, largest):
         shown = " and ".join("a computed value" if b is None else f"{b:g}" for b in (bounds.low, bounds.high))
-        return _refusal(
+        return Refusal.of(
             "wrong-clamp-bounds",
             value,
             f"clamps to {shown}, not to the bounds of {type_}, -{largest:g} and {largest:g}",
@@ -150,8 +150,8 @@ def _unusual_bounds(value: HloInstruction, largest: float) -> Refusal:
     for found in (outer, bounded(outer.value)):
         if found is not None and not found.keeps_nan:
             what = f"makes {found.bound:g} of NaN, which a saturating cast keeps"
-            return _refusal("nan-to-number", value, what, advice)
-    return _refusal("wrong-clamp-bounds", value, "leaves one side without a bound, or bounds one twice", advice)
+            return Refusal.of("nan-to-number", value, what, advice)
+    return Refusal.of("wrong-clamp-bounds", value, "leaves one side without a bound, or bounds one twice", advice)
 
 
 def _steps(value: HloInstruction) -> tuple[Step, ...]:
@@ -195,14 +195,14 @@ def _unusual_scale(scaled: HloInstruction) -> Refusal | None:
     if scaled.opcode not in ("multiply", "divide"):
         return None
     if scaled.shape.is_dynamic:
-        return _refusal("dynamic-shape", scaled, "has a dynamic shape", "give it a static shape")
+        return Refusal.of("dynamic-shape", scaled, "has a dynamic shape", "give it a static shape")
     type_ = scaled.shape.element_type
     if type_ not in WIDE_TYPES and any(scalar_of(operand) for operand in scaled.operands):
-        return _refusal("wide-type", scaled, f"computes in {type_}; the call computes in f32, bf16 or f16",
-                        "scale in float32, bfloat16 or float16")  # fmt: skip
+        return Refusal.of("wide-type", scaled, f"computes in {type_}; the call computes in f32, bf16 or f16",
+                          "scale in float32, bfloat16 or float16")  # fmt: skip
     if any(_repeats(operand) for operand in scaled.operands[scaled.opcode == "divide" :]):
-        return _refusal("scale-not-scalar", scaled, "scales by a tensor, not by one number",
-                        "use one scale for the whole tensor: a scalar, or a broadcast of one")  # fmt: skip
+        return Refusal.of("scale-not-scalar", scaled, "scales by a tensor, not by one number",
+                          "use one scale for the whole tensor: a scalar, or a broadcast of one")  # fmt: skip
     return None
 
 
@@ -211,7 +211,3 @@ def _repeats(operand: HloInstruction) -> bool:
     while operand.opcode in ("convert", "reshape", "bitcast", "transpose"):
         operand = operand.operand(0)
     return operand.opcode == "broadcast" and operand.operand(0).shape.element_count < operand.shape.element_count
-
-
-def _refusal(rule: str, instruction: HloInstruction, what: str, advice: str) -> Refusal:
-    return Refusal(rule, f"{described(instruction)} {what}", advice, instruction)
