@@ -1,6 +1,6 @@
 """The benchmark of FP8 convolutions on a Hopper GPU: this project's backends beside XLA's own convolutions.
 
-    python -m benchmarks.conv tune --out build/conv --seconds 480       every GPU there is; resumable
+    python -m benchmarks.conv tune --out build/conv --seconds 480       every visible GPU; resumable
     python -m benchmarks.conv measure --out build/conv --seconds 400    one process, no tuning; resumable
     python -m benchmarks.conv variants --only NAMES --configs 8         some rows, tuned and measured in one go
     python -m benchmarks.conv report --out build/conv                   the tables and plots of results.json, anywhere
