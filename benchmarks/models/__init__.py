@@ -5,6 +5,7 @@
     python -m benchmarks.models run --variants bf16,auto      of these contestants alone
     python -m benchmarks.models report                        table and plot of results.json, anywhere
     python -m benchmarks.models docs --out FOLDER             puts them into docs/benchmarks.md
+    python -m benchmarks.models lower                         lowers rows for CUDA, on a machine without a GPU
     ... --tiny                                                small networks, on any machine: does it work?
 
 A row is a network, a batch, inference or a training step, and a variant: `bf16`, or a recipe (`static`, `delayed`,
