@@ -182,12 +182,6 @@ class Geometry:
         assert r * s * self.channel_blocks % parts == 0, self.config
         return r * s * self.channel_blocks // parts
 
-    @property
-    def fewest_steps(self) -> int:
-        """Of any tile."""
-        r, s = (min(phase.taps for phase in along.phases) for along in self.problem.phases)
-        return r * s * self.channel_blocks // (self.config.splits * self.config.taps)
-
     def _taps(self, origin: Origin) -> tuple[Index, Index]:
         r, s = (
             _one_of([phase.taps for phase in along.phases], index)
