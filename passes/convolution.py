@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping, Sequence
 
+from xla_fp8.graph import GRAPH_CALL_TARGET, Graph
 from xla_fp8.hlo import ConvolutionDimensionNumbers, HloInstruction, Shape, Window, WindowDimension
+from xla_fp8.hlo.attributes import quote
 from xla_fp8.passes.base import Refusal, described
 from xla_fp8.passes.dequantization import Dequantized, fed_by_fp8, filter_channel, find_dequantized
 from xla_fp8.target import Target
@@ -112,6 +115,28 @@ def unsupported_form(convolution: HloInstruction, may_dilate: bool) -> Refusal |
 def takes_dilated_input(target: Target, extended: bool) -> bool:
     """Whether a backend is asked about convolutions over a dilated input: XLA's own graphs, cuDNN's, have none."""
     return extended and target.supports is not None
+
+
+def create_graph_call(
+    replaced: HloInstruction,
+    form: Mapping[str, str],
+    graph: Graph,
+    operands: Sequence[HloInstruction],
+    output_shapes: Sequence[Shape],
+) -> HloInstruction:
+    """The custom call that carries `graph`, beside the convolution or dot that it is to replace.
+
+    Args:
+        form: its attributes that say what convolution it is.
+    """
+    assert replaced.parent is not None
+    attributes = {**form, "custom_call_target": quote(GRAPH_CALL_TARGET)}
+    for name in ("operand_precision", "frontend_attributes", "metadata"):
+        if value := replaced.attr(name):
+            attributes[name] = value
+    attributes["backend_config"] = backend_config(str(graph))
+    shape = Shape.tuple([*output_shapes, WORKSPACE])
+    return replaced.parent.create("custom-call", shape, operands, name=f"{replaced.name}.graph", attributes=attributes)
 
 
 def result_shape(convolution: HloInstruction) -> Shape:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from xla_fp8.graph import GRAPH_CALL_TARGET, Graph
-from xla_fp8.hlo import HloComputation, HloInstruction, Shape
-from xla_fp8.hlo.attributes import quote
+from xla_fp8.hlo import HloInstruction, Shape
 from xla_fp8.passes.base import Refusal, RewritePass, Walk, with_operands
 from xla_fp8.passes.convolution import (
     BACKWARD_INPUT,
     CONVOLUTION_TARGETS,
     FORWARD,
-    WORKSPACE,
-    backend_config,
+    create_graph_call,
     dequantized_operands,
     result_shape,
     takes_dilated_input,
@@ -166,7 +163,8 @@ class CudnnFusedConvRewriter(RewritePass):
             build_side(side, computation, shape.dimensions, labels.output_feature_dimension, self.context.extended)
             for side in plan.sides
         ]
-        fused = self._create(computation, call, plan.graph, [*inputs, *sides], output_shapes)
+        form = {k: v for k in ("window", "dim_labels", "feature_group_count") if (v := call.attr(k))}
+        fused = create_graph_call(call, form, plan.graph, [*inputs, *sides], output_shapes)
         self.context.record(
             call, self.op, is_fp8=True, graph=plan.graph, refusal=plan.stopped, saved_bytes=plan.saved_bytes
         )
@@ -183,31 +181,6 @@ class CudnnFusedConvRewriter(RewritePass):
             computation.rename(fused, name)
         self.context.moved(fused, *origin)
         return None
-
-    def _create(
-        self,
-        computation: HloComputation,
-        call: HloInstruction,
-        graph: Graph,
-        operands: list[HloInstruction],
-        output_shapes: list[Shape],
-    ) -> HloInstruction:
-        attributes = {}
-        for name in ("window", "dim_labels", "feature_group_count"):
-            if value := call.attr(name):
-                attributes[name] = value
-        attributes["custom_call_target"] = quote(GRAPH_CALL_TARGET)
-        for name in ("operand_precision", "frontend_attributes", "metadata"):
-            if value := call.attr(name):
-                attributes[name] = value
-        attributes["backend_config"] = backend_config(str(graph))
-        return computation.create(
-            "custom-call",
-            Shape.tuple([*output_shapes, WORKSPACE]),
-            operands,
-            name=f"{call.name}.graph",
-            attributes=attributes,
-        )
 
     @staticmethod
     def _operand_shapes(

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from xla_fp8.graph import GRAPH_CALL_TARGET
 from xla_fp8.hlo import ConvolutionDimensionNumbers, HloComputation, HloInstruction, HloModule, Shape, Window
-from xla_fp8.hlo.attributes import quote
 from xla_fp8.passes.base import Refusal, RewritePass, Walk, described, with_operands
-from xla_fp8.passes.convolution import WORKSPACE, backend_config
+from xla_fp8.passes.convolution import create_graph_call
 from xla_fp8.passes.dequantization import Dequantized
 from xla_fp8.passes.dot import dequantized_dot_operands, is_fp8_dot, unsupported_dot
 from xla_fp8.passes.epilogue import Epilogue, EpilogueCapture, Side, build_side
@@ -129,25 +127,15 @@ class FusedDotRewriter(RewritePass):
             *(self.side(side, computation, form) for side in plan.sides),
         ]
         results = (plan.output, *plan.aux)
-        attributes = {"dim_labels": str(DOT_LABELS), "custom_call_target": quote(GRAPH_CALL_TARGET)}
-        for name in ("operand_precision", "frontend_attributes", "metadata"):
-            if value := dot.attr(name):
-                attributes[name] = value
-        attributes["backend_config"] = backend_config(str(plan.graph))
         self.context.record(
             dot, self.op, is_fp8=True, graph=plan.graph, refusal=plan.stopped, saved_bytes=plan.saved_bytes
         )
         origin, name = self.context.origin(dot), dot.name
-        fused = computation.create(
-            "custom-call",
-            Shape.tuple([*form.output_shapes(plan), WORKSPACE]),
-            operands,
-            name=f"{name}.graph",
-            attributes=attributes,
-        )
+        shapes = form.output_shapes(plan)
+        fused = create_graph_call(dot, {"dim_labels": str(DOT_LABELS)}, plan.graph, operands, shapes)
         computation.transfer_control_dependencies(dot, fused)
         replaced = with_operands(results)
-        for index, (old, shape) in enumerate(zip(results, form.output_shapes(plan), strict=True)):
+        for index, (old, shape) in enumerate(zip(results, shapes, strict=True)):
             element = computation.create(
                 "get-tuple-element", shape, [fused], attributes={"index": str(index)}, metadata_from=old
             )
