@@ -22,41 +22,33 @@ def run(call: QuantizeCall, operands: Sequence[jax.Array]) -> tuple[jax.Array, .
     Args:
         operands: x, then the scalars.
     """
-    x, *scalars = operands
-    given = iter(scalars)
-    values: dict[int, jax.Array] = {}
-    results = []
-    for node in call.nodes:
-        if node.op == "x":
-            values[node.uid] = x
-        elif node.op == "scalar":
-            values[node.uid] = next(given)
-        elif node.op == "constant":
-            values[node.uid] = _constant(node)
-        elif node.op in RESULTS:
-            results.append(_result(node, values[node.operands[0]]))
-        else:
-            inputs = [values[uid] for uid in node.operands]
-            if call.is_tensor(node.uid):
-                inputs = [jnp.broadcast_to(value, x.shape) for value in inputs]
-            values[node.uid] = _compute(node, inputs)
-    return tuple(results)
+    x, *given = operands
+    values = _values(call, given, x=x)
+    return tuple(_result(node, values[node.operands[0]]) for node in call.results)
 
 
 def scalars(call: QuantizeCall, amax: jax.Array | None, given: Sequence[jax.Array] = ()) -> dict[int, jax.Array]:
     """The scalar nodes of a call by their uids, as far as they follow from the amax of x, f32, and scalar operands."""
-    operands = iter(given)
-    values: dict[int, jax.Array] = {}
+    return _values(call, given, amax=amax)
+
+
+def _values(
+    call: QuantizeCall, given: Sequence[jax.Array], x: jax.Array | None = None, amax: jax.Array | None = None
+) -> dict[int, jax.Array]:
+    """Of the nodes but results, by uid, as far as they follow from scalar operands and from x or its amax."""
+    values: dict[int, jax.Array] = dict(zip((node.uid for node in call.scalars), given, strict=False))
     for node in call.nodes:
-        if node.op == "amax" and amax is not None:
+        if node.op == "x" and x is not None:
+            values[node.uid] = x
+        elif node.op == "amax" and amax is not None:
             values[node.uid] = amax.astype(numpy_dtype(node.type))
-        elif node.op == "scalar":
-            if (operand := next(operands, None)) is not None:
-                values[node.uid] = operand
         elif node.op == "constant":
             values[node.uid] = _constant(node)
-        elif node.op in _SCALARS and not call.is_tensor(node.uid) and all(uid in values for uid in node.operands):
-            values[node.uid] = _compute(node, [values[uid] for uid in node.operands])
+        elif node.operands and node.op not in RESULTS and all(uid in values for uid in node.operands):
+            inputs = [values[uid] for uid in node.operands]
+            if x is not None and call.is_tensor(node.uid):
+                inputs = [jnp.broadcast_to(value, x.shape) for value in inputs]
+            values[node.uid] = _compute(node, inputs)
     return values
 
 
@@ -118,5 +110,3 @@ _OPS: Mapping[str, Callable[..., jax.Array]] = MappingProxyType(
         "clamp": lax.clamp,
     }
 )
-
-_SCALARS = frozenset(("convert", "bitcast_convert", *_OPS))
