@@ -39,8 +39,8 @@ is_ordered = True
 """Fields stay in their order."""
 
 
-class Fp8Conv(eqx.nn.Conv):
-    """A convolution that is computed by an operator.
+class Fp8Layer(eqx.Module):
+    """What `Fp8Conv` and `Fp8Linear` have besides their layers.
 
     Attributes:
         operator: how.
@@ -50,10 +50,15 @@ class Fp8Conv(eqx.nn.Conv):
     operator: Operator = eqx.field(static=True)
     state: State
 
-    def __init__(self, layer: eqx.nn.Conv, operator: Operator, state: State) -> None:
-        _copy_fields(layer, eqx.nn.Conv, self)
+    def __init__(self, layer: eqx.nn.Conv | eqx.nn.Linear, operator: Operator, state: State) -> None:
+        for field in dataclasses.fields(layer):
+            setattr(self, field.name, getattr(layer, field.name))
         self.operator = operator
         self.state = state
+
+
+class Fp8Conv(Fp8Layer, eqx.nn.Conv):
+    """A convolution that is computed by an operator."""
 
     def __call__(self, x: jax.Array, *, key: jax.Array | None = None) -> jax.Array:
         if isinstance(self.operator, Wide):
@@ -70,16 +75,8 @@ class Fp8Conv(eqx.nn.Conv):
         return _with_bias(y, self.bias)
 
 
-class Fp8Linear(eqx.nn.Linear):
-    """A linear layer that is computed by an operator; attributes as `Fp8Conv` has them."""
-
-    operator: Operator = eqx.field(static=True)
-    state: State
-
-    def __init__(self, layer: eqx.nn.Linear, operator: Operator, state: State) -> None:
-        _copy_fields(layer, eqx.nn.Linear, self)
-        self.operator = operator
-        self.state = state
+class Fp8Linear(Fp8Layer, eqx.nn.Linear):
+    """A linear layer that is computed by an operator."""
 
     def __call__(self, x: jax.Array, *, key: jax.Array | None = None) -> jax.Array:
         if isinstance(self.operator, Wide):
@@ -109,9 +106,7 @@ def replaced(
 
     def replace(path: Any, layer: Any) -> Any:
         name = _name(path, layer)
-        if not _is_contraction(layer) or isinstance(layer, eqx.nn.ConvTranspose) or name not in operators:
-            return layer
-        if _described(name, layer).kind not in ("conv", "dot"):
+        if not _is_contraction(layer) or name not in operators or _described(name, layer).kind not in ("conv", "dot"):
             return layer
         new = (Fp8Conv if isinstance(layer, eqx.nn.Conv) else Fp8Linear)(layer, operators[name], states.get(name))
         return eqx.tree_at(lambda layer: layer.weight, new, weights[name]) if name in weights else new
@@ -122,16 +117,12 @@ def replaced(
 
 def operators(model: eqx.Module) -> dict[str, Operator]:
     """The operators of a converted model, by layer."""
-    return {
-        name: layer.operator for name, layer in _contractions(model).items() if isinstance(layer, (Fp8Conv, Fp8Linear))
-    }
+    return {name: layer.operator for name, layer in _contractions(model).items() if isinstance(layer, Fp8Layer)}
 
 
 def states(model: eqx.Module) -> dict[str, State]:
     """What the operators of a converted model keep, by layer."""
-    return {
-        name: layer.state for name, layer in _contractions(model).items() if isinstance(layer, (Fp8Conv, Fp8Linear))
-    }
+    return {name: layer.state for name, layer in _contractions(model).items() if isinstance(layer, Fp8Layer)}
 
 
 def weight(model: eqx.Module, name: str) -> jax.Array:
@@ -176,14 +167,9 @@ def _described(name: str, layer: Any) -> Layer:
         obstacle = "its weight is that of another layer (eqx.nn.Shared)"
     elif len(shape) != (layer.num_spatial_dims if kind == "conv" else 0) + 2:
         obstacle = "its weight is stacked: layers that were made under a vmap stay wide"
-    elif layer.weight.dtype not in WIDE_DTYPES and not isinstance(layer, (Fp8Conv, Fp8Linear)):
+    elif layer.weight.dtype not in WIDE_DTYPES and not isinstance(layer, Fp8Layer):
         obstacle = f"its weight is {layer.weight.dtype.name}"
     return Layer(name, kind, shape, obstacle=obstacle)
-
-
-def _copy_fields(layer: Any, cls: type, to: Any) -> None:
-    for field in dataclasses.fields(cls):
-        setattr(to, field.name, getattr(layer, field.name))
 
 
 def _with_bias(y: jax.Array, bias: jax.Array | None) -> jax.Array:
