@@ -17,7 +17,7 @@ from xla_fp8.models.errors import ModelError
 from xla_fp8.models.framework import framework_of
 from xla_fp8.models.functions import ConvertedFunction
 from xla_fp8.models.operators import Infer, Operator, State, StaticScales, Wide, call_size, quantized_weight
-from xla_fp8.models.plan import Filter, Layer, Plan, filter_of
+from xla_fp8.models.plan import Filter, Layer, Plan, filter_of, not_run
 from xla_fp8.models.recipe import Recipe
 from xla_fp8.quantization.numerics import ScaleRule, amax_of
 
@@ -143,12 +143,6 @@ def seen_by_layers(model: Any, batches: Iterable[Any], call: Call) -> dict[str, 
     if not ran:
         raise ModelError("there are no batches: scales come from what flows through the model, so hand over a few")
     return seen
-
-
-def not_run(known: Mapping[str, Layer], seen: Mapping[str, Seen], why: str) -> list[Layer]:
-    """The layers that no call reached, which therefore stay wide."""
-    rest = (layer for name, layer in known.items() if name not in seen)
-    return [dataclasses.replace(layer, obstacle=layer.obstacle or why) for layer in rest]
 
 
 def _fixed(

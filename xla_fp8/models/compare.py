@@ -14,7 +14,7 @@ import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
 from xla_fp8.functions import saturating_cast
-from xla_fp8.models.calibrate import Seen, not_run, seen_by_layers
+from xla_fp8.models.calibrate import Seen, seen_by_layers
 from xla_fp8.models.comparison import Comparison, LayerError, TensorError
 from xla_fp8.models.contraction import Contraction
 from xla_fp8.models.convert import Call, arguments_of, call_model, with_operators
@@ -32,7 +32,7 @@ from xla_fp8.models.operators import (
     quantized_weight,
     why_small,
 )
-from xla_fp8.models.plan import Filter, Layer, Plan, filter_of
+from xla_fp8.models.plan import Filter, Layer, Plan, filter_of, not_run
 from xla_fp8.models.recipe import Recipe
 from xla_fp8.quantization.delayed import DelayedScale, DelayedScaling
 from xla_fp8.quantization.numerics import ScaleRule, amax_of

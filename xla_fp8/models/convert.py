@@ -14,7 +14,7 @@ from xla_fp8.models.errors import ModelError, NothingConvertedWarning
 from xla_fp8.models.framework import framework_of
 from xla_fp8.models.functions import ConvertedFunction, StatefulFunction
 from xla_fp8.models.operators import Infer, Operator, Watch, Wide, call_size
-from xla_fp8.models.plan import Filter, Fixed, Layer, Plan, Planner, filter_of
+from xla_fp8.models.plan import Filter, Fixed, Layer, Plan, Planner, filter_of, not_run
 from xla_fp8.models.recipe import Recipe
 
 Call = Callable[..., Any]
@@ -133,10 +133,7 @@ def traced_layers(model: Any, call: Call, *batch: Any) -> list[Layer]:
     framework.shapes(watched(model, record), call, *batch)
     known = {layer.name: layer for layer in framework.layers(model)}
     ran = [dataclasses.replace(known[name], size=size) for name, size in sizes.items()]
-    rest = [layer for name, layer in known.items() if name not in sizes]
-    return ran + [
-        dataclasses.replace(layer, obstacle=layer.obstacle or "the example does not run it") for layer in rest
-    ]
+    return [*ran, *not_run(known, sizes, "the example does not run it")]
 
 
 def _operators(model: Any, framework: Any) -> list[Operator]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
 from xla_fp8.models.contraction import Size
 from xla_fp8.models.operators import Operator, Train, Wide, why_small
@@ -91,6 +91,12 @@ class Fixed:
 
     def __call__(self, layers: Sequence[Layer]) -> dict[str, Operator]:
         return {operator.name: operator for operator in self.operators}
+
+
+def not_run(known: Mapping[str, Layer], seen: Container[str], why: str) -> list[Layer]:
+    """The layers that no call reached, which therefore stay wide."""
+    rest = (layer for name, layer in known.items() if name not in seen)
+    return [dataclasses.replace(layer, obstacle=layer.obstacle or why) for layer in rest]
 
 
 def filter_of(accepts: Filter) -> Callable[[Layer], bool]:
