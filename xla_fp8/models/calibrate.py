@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from xla_fp8.models.contraction import Contraction
-from xla_fp8.models.convert import Call, arguments_of, call_model, watched, with_operators
+from xla_fp8.models.convert import Call, arguments_of, call_with, watched, with_operators
 from xla_fp8.models.errors import ModelError
 from xla_fp8.models.framework import framework_of
 from xla_fp8.models.functions import ConvertedFunction
@@ -55,10 +55,7 @@ def calibrate(
     recipe = dataclasses.replace(Recipe.of(recipe), scaling="static")
     framework = framework_of(model)
     is_linen = framework is not None and framework.is_traced
-    if is_linen and variables is None:
-        raise ModelError("a Linen module does not hold its variables: calibrate(model, batches, variables=variables)")
-    if call is None:
-        call = call_model if variables is None else functools.partial(_apply, variables)
+    call = call_with(variables, framework, call, "calibrate(model, batches, variables=variables)")
     seen = seen_by_layers(model, batches, call)
     known = {} if framework is None or is_linen else {layer.name: layer for layer in framework.layers(model)}
     holder = variables if is_linen else model
@@ -163,7 +160,3 @@ def _scale(name: str, amax: float, recipe: Recipe) -> Any:
         raise ModelError(f"{name}: a batch brought values that are not finite; leave such batches out")
     _, scale = ScaleRule(jnp.dtype(recipe.dtype), recipe.power_of_two).of_amax(jnp.float32(amax * 2.0**recipe.margin))
     return np.float32(scale)
-
-
-def _apply(variables: Mapping[str, Any], model: Any, *batch: Any) -> Any:
-    return model.apply(variables, *batch)

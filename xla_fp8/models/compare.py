@@ -17,7 +17,7 @@ from xla_fp8.functions import saturating_cast
 from xla_fp8.models.calibrate import Seen, seen_by_layers
 from xla_fp8.models.comparison import Comparison, LayerError, TensorError
 from xla_fp8.models.contraction import Contraction
-from xla_fp8.models.convert import Call, arguments_of, call_model, with_operators
+from xla_fp8.models.convert import Call, arguments_of, call_with, with_operators
 from xla_fp8.models.errors import ModelError
 from xla_fp8.models.framework import framework_of
 from xla_fp8.models.functions import ConvertedFunction, StatefulFunction
@@ -129,16 +129,12 @@ class _Subject:
         model: Any, call: Call | None, variables: Mapping[str, Any] | None, state: Mapping[str, State] | None
     ) -> _Subject:
         framework = framework_of(model)
-        is_linen = framework is not None and framework.is_traced
-        if is_linen and variables is None:
-            raise ModelError("a Linen module does not hold its variables: compare(model, batch, variables=variables)")
+        call = call_with(variables, framework, call, "compare(model, batch, variables=variables)")
         if _is_calibrated(model, framework):
             raise ModelError(
                 "the model was calibrated: its weights are FP8 already, and there is nothing to compare with. Hand "
                 "over the one that it was made of: compare(model, batch, 'static', calibration=batches)"
             )
-        if call is None:
-            call = call_model if variables is None else functools.partial(_apply, variables)
         states = dict(state or {})
         if isinstance(model, StatefulFunction):
             model = ConvertedFunction(model.function, model.planner)
@@ -189,10 +185,6 @@ def _is_calibrated(model: Any, framework: Any) -> bool:
     planner = getattr(model, "planner", None)
     held = framework.operators(model).values() if not framework.is_traced else ()
     return any(isinstance(operator, Infer) for operator in (*held, *getattr(planner, "operators", ())))
-
-
-def _apply(variables: Mapping[str, Any], model: Any, *batch: Any) -> Any:
-    return model.apply(variables, *batch)
 
 
 def _why_wide(operator: Operator | None, layer: Layer) -> str:

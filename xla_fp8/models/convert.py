@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -23,6 +24,27 @@ Call = Callable[..., Any]
 def call_model(model: Any, *batch: Any) -> Any:
     """How a model is called where nobody says otherwise."""
     return model(*batch)
+
+
+def call_with(variables: Mapping[str, Any] | None, framework: Any, call: Call | None, example: str) -> Call:
+    """How a model is called, one of Linen with its variables.
+
+    Args:
+        call: as the user says.
+        example: of how variables are handed over, for who left them out.
+
+    Raises:
+        ModelError: a Linen module without its variables.
+    """
+    if framework is not None and framework.is_traced and variables is None:
+        raise ModelError(f"a Linen module does not hold its variables: {example}")
+    if call is not None:
+        return call
+    return call_model if variables is None else functools.partial(_apply, variables)
+
+
+def _apply(variables: Mapping[str, Any], model: Any, *batch: Any) -> Any:
+    return model.apply(variables, *batch)
 
 
 def arguments_of(batch: Any) -> tuple[Any, ...]:
