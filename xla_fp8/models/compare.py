@@ -17,7 +17,7 @@ from xla_fp8.functions import saturating_cast
 from xla_fp8.models.calibrate import Seen, seen_by_layers
 from xla_fp8.models.comparison import Comparison, LayerError, TensorError
 from xla_fp8.models.contraction import Contraction
-from xla_fp8.models.convert import Call, arguments_of, call_with, with_operators
+from xla_fp8.models.convert import Call, arguments_of, call_with, is_calibrated, with_operators
 from xla_fp8.models.errors import ModelError
 from xla_fp8.models.framework import framework_of
 from xla_fp8.models.functions import ConvertedFunction, StatefulFunction
@@ -130,7 +130,8 @@ class _Subject:
     ) -> _Subject:
         framework = framework_of(model)
         call = call_with(variables, framework, call, "compare(model, batch, variables=variables)")
-        if _is_calibrated(model, framework):
+        # A function's weights are its arguments, so they are wide.
+        if framework is not None and is_calibrated(model, framework):
             raise ModelError(
                 "the model was calibrated: its weights are FP8 already, and there is nothing to compare with. Hand "
                 "over the one that it was made of: compare(model, batch, 'static', calibration=batches)"
@@ -176,15 +177,6 @@ class _Subject:
             every |= {operator.name: operator for operator in operators}
             model = self.framework.replaced(self.model, every, self.framework.states(self.model), {})
         return self.call(model, *batch)
-
-
-def _is_calibrated(model: Any, framework: Any) -> bool:
-    """Whether a module's weights are FP8 already. Those of a function are its arguments."""
-    if framework is None:
-        return False
-    planner = getattr(model, "planner", None)
-    held = framework.operators(model).values() if not framework.is_traced else ()
-    return any(isinstance(operator, Infer) for operator in (*held, *getattr(planner, "operators", ())))
 
 
 def _why_wide(operator: Operator | None, layer: Layer) -> str:

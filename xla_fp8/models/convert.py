@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -94,7 +94,7 @@ def convert(
     if recipe.scaling == "static":
         raise ModelError("static scales come from sample batches: xla_fp8.calibrate(model, batches) converts with them")
     framework = framework_of(model)
-    if any(isinstance(operator, Infer) for operator in _operators(model, framework)):
+    if is_calibrated(model, framework):
         raise ModelError("the model was calibrated: its weights are FP8. Convert the one that it was made of")
     plan = Plan(recipe, filter_of(filter), framework is not None and framework.across_vmap)
     if framework is None or framework.is_traced:
@@ -158,12 +158,14 @@ def traced_layers(model: Any, call: Call, *batch: Any) -> list[Layer]:
     return [*ran, *not_run(known, sizes, "the example does not run it")]
 
 
-def _operators(model: Any, framework: Any) -> list[Operator]:
-    """The operators that a model has already, as far as they are known before it is called."""
+def is_calibrated(model: Any, framework: Any) -> bool:
+    """Whether `calibrate` made a model, as far as its operators are known before it is called."""
     if framework is not None and not framework.is_traced:
-        return list(framework.operators(model).values())
-    planner = getattr(model, "planner", None)
-    return list(planner.operators) if isinstance(planner, Fixed) else []
+        operators: Iterable[Operator] = framework.operators(model).values()
+    else:
+        planner = getattr(model, "planner", None)
+        operators = planner.operators if isinstance(planner, Fixed) else ()
+    return any(isinstance(operator, Infer) for operator in operators)
 
 
 def _function(model: Any, planner: Planner) -> ConvertedFunction | StatefulFunction:
