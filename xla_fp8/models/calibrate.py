@@ -71,7 +71,7 @@ def calibrate(
     if framework is None:
         found = with_operators(model, list(operators.values()))
         assert isinstance(found, ConvertedFunction)
-        return dataclasses.replace(found, states={name: layer.scales(name, recipe) for name, layer in chosen.items()})
+        return dataclasses.replace(found, states={name: layer.scales(recipe) for name, layer in chosen.items()})
     fixed = _fixed(chosen, recipe, framework, holder)
     return framework.replaced(model, operators, *fixed, *([variables] if is_linen else []))
 
@@ -80,7 +80,6 @@ def calibrate(
 class Seen:
     """What a layer was called with."""
 
-    name: str
     contraction: Contraction
     layer: Layer
     lhs: float = 0.0
@@ -92,14 +91,15 @@ class Seen:
 
     def with_obstacle(self, framework: Any, variables: Any) -> Layer:
         """The layer of a Linen module, whose kernel is stacked where what it is called with is a part of it."""
-        dimensions = framework.weight(variables, self.name).ndim - len(self.layer.weight)
+        dimensions = framework.weight(variables, self.layer.name).ndim - len(self.layer.weight)
         if not dimensions:
             return self.layer
         obstacle = f"its kernel has {dimensions} dimensions more: layers that are stacked stay wide"
         return dataclasses.replace(self.layer, obstacle=obstacle)
 
-    def scales(self, name: str, recipe: Recipe) -> StaticScales:
+    def scales(self, recipe: Recipe) -> StaticScales:
         """Of tensors; Python's numbers, which may stand in any jaxpr."""
+        name = self.layer.name
         fixed = dataclasses.replace(recipe, margin=0.0)  # what does not change needs no room
         return StaticScales(_scale(name, self.lhs, recipe), _scale(name, self.rhs, fixed))
 
@@ -118,7 +118,7 @@ def seen_by_layers(model: Any, batches: Iterable[Any], call: Call) -> dict[str, 
         before = seen.get(name)
         if before is None or before.layer.size is None or size.flops > before.layer.size.flops:
             layer = Layer(name, contraction.kind, rhs.shape, size)
-            seen[name] = Seen(name, contraction, layer, *((before.lhs, before.rhs) if before else ()))
+            seen[name] = Seen(contraction, layer, *((before.lhs, before.rhs) if before else ()))
         # A callback, because what a transformation inside the model traces could not leave it otherwise.
         jax.debug.callback(functools.partial(note, name), amax_of(lhs), amax_of(rhs))
         return contraction.wide(lhs, rhs)

@@ -182,7 +182,6 @@ def _function(model: Any, planner: Planner) -> ConvertedFunction | StatefulFunct
 
 
 def _warn_of_nothing(operators: Sequence[Operator]) -> None:
-    operators = list(operators)
     if all(isinstance(operator, Wide) for operator in operators):
         reasons = "; ".join(
             f"{operator.name}: {operator.reason}" for operator in operators if isinstance(operator, Wide)

@@ -187,8 +187,7 @@ def channel_factors(contraction: Contraction, rhs: jax.Array) -> jax.Array:
     quantized with them in it: in front of the backward contraction, which sums over these channels, a scale for each
     could stand nowhere.
     """
-    summed = contraction.summed(rhs.shape)
-    of_channel = amax_of(lax.stop_gradient(rhs), tuple(d for d in range(rhs.ndim) if d not in summed))
+    of_channel = amax_of(lax.stop_gradient(rhs), _output_channels(contraction, rhs))
     ratio = of_channel / jnp.max(of_channel)
     # Zeros, NaN and channels that are nearly nothing keep their size.
     least = max(2.0**-60, float(jnp.finfo(rhs.dtype).tiny))  # type: ignore[no-untyped-call]
@@ -202,14 +201,13 @@ _EXPONENT_BITS = 0x7F800000
 
 def quantized_weight(rhs: jax.Array, contraction: Contraction, recipe: Recipe) -> Float8:
     """A weight in FP8 with the scales of the recipe, fixed."""
-    axis = _kept(contraction, rhs, recipe)
+    axis = None if recipe.weights == "tensor" else _output_channels(contraction, rhs)
     quantized: Float8 = quantize(rhs, recipe.dtype, axis=axis, power_of_two=recipe.power_of_two)
     return quantized
 
 
-def _kept(contraction: Contraction, rhs: jax.Array, recipe: Recipe) -> tuple[int, ...] | None:
-    if recipe.weights == "tensor":
-        return None
+def _output_channels(contraction: Contraction, rhs: jax.Array) -> tuple[int, ...]:
+    """Dimensions of a weight that are not summed over."""
     summed = contraction.summed(rhs.shape)
     return tuple(d for d in range(rhs.ndim) if d not in summed)
 
