@@ -179,14 +179,13 @@ def test_every_rule_of_a_refusal_has_its_row() -> None:
 
 def rules_in_source() -> set[str]:
     """The first arguments of `Refusal(...)` and of what makes one there; `rule=` where an entry is made."""
-    makers = {"Refusal", "_refusal", "refuse", "stop"}
+    makers = ("Refusal", "Refusal.of", "refusal", "refuse", "stop")
     rules: set[str] = set()
     for file in sorted([*(ROOT / "passes").glob("*.py"), *(ROOT / "xla_fp8" / "tracing").glob("*.py")]):
         for node in ast.walk(ast.parse(file.read_text())):
             if not isinstance(node, ast.Call):
                 continue
-            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-            if name in makers and node.args:
+            if f".{ast.unparse(node.func)}".endswith(tuple(f".{maker}" for maker in makers)) and node.args:
                 rules |= _texts(node.args[0])
             for keyword in node.keywords:
                 if keyword.arg == "rule":
