@@ -9,17 +9,15 @@ from __future__ import annotations
 import contextlib
 import datetime
 import re
-import shutil
 import statistics
-import subprocess
 import time
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from benchmarks import gpu_readings
 from benchmarks.conv import executables, state
 from benchmarks.conv.programs import TARGET, Case, backend_of, calls, operands_of, program
 from benchmarks.conv.timing import Contestant, Inputs
@@ -31,11 +29,6 @@ _PART = 6e-3
 """Seconds of work that are timed at once."""
 _WINDOWS = ((0.0, 0.03), (0.1, 0.2), (0.3, 0.5), (0.8, _BUSY))
 """Seconds since the rest that are summed up."""
-
-_QUERIES = (
-    "timestamp,clocks.sm,power.draw.instant,temperature.gpu,clocks_event_reasons.active",
-    "timestamp,clocks.sm,power.draw,temperature.gpu",
-)
 
 
 def watch(case: Case, out: Path, gpu: str) -> dict[str, Any]:
@@ -77,13 +70,13 @@ def _watched(contestant: Contestant, gpu: str) -> dict[str, Any]:
     seconds(1)
     # One run more than it takes to fill a part: what a launch and a wait cost is in both.
     runs = max(2, min(20, round(_PART / max(seconds(3) / 3, 1e-6))))
-    with _readings(gpu) as readings:
+    with gpu_readings.watched(gpu) as readings:
         time.sleep(_REST)
         began, began_at = time.perf_counter(), datetime.datetime.now()
         samples = []
         while (at := time.perf_counter() - began) < _BUSY:
             samples.append((at, seconds(runs) / runs / contestant.calls * 1e6))
-    parsed = [(moment, values) for line in readings if (parts := _parse(line, began_at)) for moment, values in (parts,)]
+    parsed = [((moment - began_at).total_seconds(), values) for moment, values in readings]
     windows = []
     for low, high in _WINDOWS:
         times = [us for at, us in samples if low <= at < high]
@@ -98,43 +91,3 @@ def _watched(contestant: Contestant, gpu: str) -> dict[str, Any]:
             }
         )
     return {"windows": windows, "runs": runs, "reading_count": len(parsed)}
-
-
-def _parse(line: str, start: datetime.datetime) -> tuple[float, Mapping[str, str]] | None:
-    """Seconds since the start, and what was read."""
-    moment, *values = (part.strip() for part in line.split(","))
-    with contextlib.suppress(ValueError):
-        at = datetime.datetime.strptime(moment, "%Y/%m/%d %H:%M:%S.%f")
-        return (at - start).total_seconds(), dict(zip(("MHz", "W", "C", "reasons"), values, strict=False))
-    return None
-
-
-@contextlib.contextmanager
-def _readings(gpu: str) -> Iterator[list[str]]:
-    """Lines of nvidia-smi, there when the block has ended; none where there is no such program."""
-    lines: list[str] = []
-    smi = shutil.which("nvidia-smi")
-    if smi is None:
-        yield lines
-        return
-    # What is still in its buffer when it is stopped would be lost.
-    unbuffered = [stdbuf, "-oL"] if (stdbuf := shutil.which("stdbuf")) else []
-    command = [*unbuffered, smi, "-i", gpu, "--format=csv,noheader,nounits", "-lms", "20"]
-    process = subprocess.Popen(
-        [*command, f"--query-gpu={_query(smi)}"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    try:
-        yield lines
-    finally:
-        process.terminate()
-        text, _ = process.communicate()
-        lines += text.splitlines()
-
-
-def _query(smi: str) -> str:
-    """The first of `_QUERIES` that this driver knows."""
-    for query in _QUERIES[:-1]:
-        known = subprocess.run([smi, f"--query-gpu={query}", "--format=csv"], capture_output=True, check=False)
-        if known.returncode == 0:
-            return query
-    return _QUERIES[-1]

@@ -131,14 +131,17 @@ def _profile(every: list[Row], found: dict[str, Any]) -> list[str]:
     used = {kind for row in measured for kind in found[row.name]["profile"]["ms"]}
     order = [kind for row in measured for kind in found[row.name]["profile"]["ms"]]
     kinds = sorted(used, key=order.index)
-    lines = [
-        f"| where the time goes, ms | {' | '.join(kinds)} | sum | a step | host |",
-        f"|---|{'---:|' * (len(kinds) + 3)}",
-    ]
+    # Of runs from before clocks were read there is nothing to show.
+    states = any(found[row.name].get("gpu_state") for row in measured)
+    columns = [*kinds, "sum", "a step", "host", *(("MHz, least", "W") if states else ())]
+    lines = [f"| where the time goes, ms | {' | '.join(columns)} |", f"|---|{'---:|' * len(columns)}"]
     for row in measured:
         facts = found[row.name]
         ms = facts["profile"]["ms"]
         cells = [f"{ms[kind]:.2f}" if kind in ms else "" for kind in kinds]
         cells += [f"{sum(ms.values()):.2f}", *(f"{facts[name]:.2f}" for name in ("ms", "host_ms"))]
+        if states:
+            gpu = facts.get("gpu_state") or {}
+            cells += [f"{gpu['MHz']:.0f}, {gpu['MHz_least']:.0f}", f"{gpu['W']:.0f}"] if gpu else ["", ""]
         lines.append(f"| {row.name} | {' | '.join(cells)} |")
     return lines if measured else []

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import sys
 import time
 from typing import Any
 
 import jax
 
+from benchmarks import gpu_readings
 from benchmarks.models import profile, programs
 from benchmarks.models.rows import Row
 from benchmarks.models.timing import run, time_steps
@@ -54,11 +56,13 @@ def compile_program(program: programs.Program) -> tuple[Any, HloModule | None, d
 
 
 def measure(program: programs.Program, compiled: Any, kinds: dict[str, str]) -> dict[str, Any]:
-    """Times, memory and profile of a compiled program."""
+    """Times, memory and profile of a compiled program, and what the GPU's clock and power were meanwhile."""
     state, batch = programs.arrays(program.state), programs.arrays(program.batch)
     step = program.step(compiled)
-    timing, state = time_steps(step, state, batch)
-    facts: dict[str, Any] = dataclasses.asdict(timing)
+    # The scheduler gives each process one GPU.
+    with gpu_readings.watched(os.environ.get("CUDA_VISIBLE_DEVICES", "0")) as readings:
+        timing, state = time_steps(step, state, batch)
+    facts: dict[str, Any] = dataclasses.asdict(timing) | {"gpu_state": gpu_readings.summary(readings)}
     statistics = jax.devices()[0].memory_stats()
     if statistics:
         facts["peak_bytes"] = statistics["peak_bytes_in_use"]
