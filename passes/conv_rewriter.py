@@ -32,8 +32,8 @@ class ConvRewriter(Pass):
         %get-tuple-element = f32[8,28,28,128] get-tuple-element(%conv), index=0
 
     The second result is cuDNN's workspace. An input gradient is a convolution with a reversed filter; a filter gradient
-    has batch and features swapped and a window as large as the image (XLA's conv_rewriter.cc). Batch groups, reversed
-    windows and more than three spatial dimensions stay convolutions.
+    has batch and features swapped and a window as large as the image (XLA's conv_rewriter.cc, where the window alone
+    decides). Batch groups, reversed windows and more than three spatial dimensions stay convolutions.
     """
 
     name = "conv-rewriter"

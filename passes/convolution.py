@@ -202,10 +202,16 @@ def match_backward_input(convolution: HloInstruction) -> BackwardForm | None:
 
 
 def match_backward_filter(convolution: HloInstruction) -> BackwardForm | None:
-    """The filter gradient that XLA would see: batch and features swapped, a window as large as an image."""
+    """The filter gradient that XLA would see: batch and features swapped, a window as large as an image.
+
+    XLA goes by sizes alone, so it takes a forward convolution whose filter is larger than its result (one that makes
+    a vector of a last small image) for one too. Their input still has its batch in front of its features.
+    """
     if convolution.feature_group_count > 1 or convolution.batch_group_count > 1:
         return None
     labels, window = convolution.dim_labels, convolution.window
+    if labels.input_batch_dimension < labels.input_feature_dimension:
+        return None
     lhs, rhs, result = convolution.operand(0).shape, convolution.operand(1).shape, convolution.shape
     sizes = [
         (rhs.dimensions[k], result.dimensions[o])
