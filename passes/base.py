@@ -97,8 +97,8 @@ class Context:
 
     def described(self, instruction: HloInstruction, op: str | None = None) -> str:
         """`described`, under the name that the input has for it and, given `op`, as what it was there."""
-        source = source_of(instruction)
-        return f"{self.origin(instruction)[1]} ({op or instruction.opcode}{f', {source}' if source else ''})"
+        shown, what = _shown(instruction, op)
+        return _described(self.origin(shown)[1], what, shown)
 
     def refusal(self, rule: str, instruction: HloInstruction, what: str, advice: str) -> Refusal:
         """`Refusal.of`, with the instruction under the name that the input has for it."""
@@ -162,8 +162,25 @@ def source_of(instruction: HloInstruction) -> str | None:
 
 def described(instruction: HloInstruction, op: str | None = None) -> str:
     """An instruction in a message: its name and opcode (or `op`), and the source line where there is one."""
+    shown, what = _shown(instruction, op)
+    return _described(shown.name, what, shown)
+
+
+def _shown(instruction: HloInstruction, op: str | None) -> tuple[HloInstruction, str]:
+    """What a message shows: for a result of a convolution's custom call the convolution, whose name the call bears.
+
+    The get-tuple-element is the pipeline's own; the module that was read has none.
+    """
+    if instruction.opcode == "get-tuple-element":
+        call = instruction.operand(0)
+        if call.opcode == "custom-call" and call.custom_call_target.startswith("__cudnn$conv"):
+            return call, "convolution"
+    return instruction, op or instruction.opcode
+
+
+def _described(name: str, what: str, instruction: HloInstruction) -> str:
     source = source_of(instruction)
-    return f"{instruction.name} ({op or instruction.opcode}{f', {source}' if source else ''})"
+    return f"{name} ({what}{f', {source}' if source else ''})"
 
 
 class Pass(abc.ABC):

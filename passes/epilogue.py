@@ -537,20 +537,14 @@ class EpilogueCapture:
             )
         return None
 
-    def described(self, instruction: HloInstruction) -> str:
-        """`described`; the convolution's value under the convolution's name, which its custom call bears now."""
-        if instruction is self.result and instruction.operands:
-            return described(instruction.operand(0), "convolution")
-        return described(instruction)
-
     def _two_endpoints(self, value: HloInstruction, outside: HloInstruction | None, output: Step) -> Refusal:
         if outside is not None and (barrier := _barrier_refusal(outside)):
             return barrier
-        other = self.described(outside) if outside is not None else "the computation's result"
-        end = self.described(output.instruction)
+        other = described(outside) if outside is not None else "the computation's result"
+        end = described(output.instruction)
         return Refusal(
             "two-endpoints",
-            f"{self.described(value)} is used by {other} as well as on the way to {end}; a graph has one tensor output",
+            f"{described(value)} is used by {other} as well as on the way to {end}; a graph has one tensor output",
             "let only one of them use it; an FP8 output may have one wide copy beside it"
             + ("" if self.extended else " in the extended dialect (--dialect=extended)"),
             value,
@@ -646,13 +640,13 @@ class EpilogueCapture:
                     if first.opcode in MOVES:
                         return Refusal(
                             "unknown-operation",
-                            f"{self.described(first)} moves elements in front of the cast to FP8, where a graph ends",
+                            f"{described(first)} moves elements in front of the cast to FP8, where a graph ends",
                             "quantize first and move the FP8 tensor: the same values, a quarter of the bytes",
                             first,
                         )
                     return Refusal(
                         "unknown-operation",
-                        f"{self.described(first)} is, with what follows it, none of the graph's operations",
+                        f"{described(first)} is, with what follows it, none of the graph's operations",
                         "use scale, add, relu, relu6, leaky relu or elu"
                         + (", " if self.extended else "; with --dialect=extended also ")
                         + "silu, gelu, sigmoid, tanh and a scale for each channel",

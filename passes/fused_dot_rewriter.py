@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from xla_fp8.hlo import ConvolutionDimensionNumbers, HloComputation, HloInstruction, HloModule, Shape, Window
-from xla_fp8.passes.base import Refusal, RewritePass, Walk, described, with_operands
+from xla_fp8.passes.base import Refusal, RewritePass, Walk, with_operands
 from xla_fp8.passes.convolution import create_graph_call
 from xla_fp8.passes.dequantization import Dequantized
 from xla_fp8.passes.dot import dequantized_dot_operands, is_fp8_dot, unsupported_dot
@@ -184,9 +184,6 @@ class _DotCapture(EpilogueCapture):
     """Captures what follows one dot."""
 
     kind = "dot"
-
-    def described(self, instruction: HloInstruction) -> str:
-        return described(instruction)
 
 
 def _misfit(dot: HloInstruction, dimensions: DotDimensions) -> str:

@@ -113,9 +113,6 @@ class MatmulCapture(EpilogueCapture):
         reason = f"{described(found.instruction)} is, with what follows it, nothing that cuBLASLt computes"
         return dataclasses.replace(found, rule="cublas-epilogue", reason=reason, advice=_PLACES)
 
-    def described(self, instruction: HloInstruction) -> str:
-        return described(instruction)
-
     def problem(self, output: Step, needed: list[Step], aux: tuple[Step, ...]) -> Refusal | None:
         if (found := super().problem(output, needed, aux)) is not None:
             if found.rule == "two-endpoints":
