@@ -162,9 +162,12 @@ def test_layers_that_are_not_the_libraries_own_stay(x: jax.Array) -> None:
         def __call__(self, x: jax.Array) -> jax.Array:
             x = nn.Conv(16, (1, 1), conv_general_dilated=Fp8Conv(), name="ours")(x)
             x = nn.ConvTranspose(16, (1, 1), name="up")(x)
-            return nn.Dense(16, dot_general=lambda *a, **k: jax.lax.dot_general(*a, **k), name="own")(x)
+            return nn.Dense(16, dot_general=lambda *a, **k: 2 * jax.lax.dot_general(*a, **k), name="own")(x)
 
-    report = xla_fp8.conversion_report(xla_fp8.convert(Other(), ANY_SIZE), x)
+    fp8 = xla_fp8.convert(Other(), ANY_SIZE)
+    variables = Other().init(jax.random.key(0), x)
+    assert jnp.array_equal(fp8.apply(variables, x), Other().apply(variables, x))
+    report = xla_fp8.conversion_report(fp8, x)
     assert {layer.name: reason for layer, reason in report.kept} == {
         "up": "nn.ConvTranspose is not converted",
         "own": "it has a dot_general of its own",

@@ -190,7 +190,11 @@ def test_layers_that_are_not_the_libraries_own_stay(x: jax.Array) -> None:
     class Other(nnx.Module):
         def __init__(self, rngs: nnx.Rngs) -> None:
             self.own = nnx.Conv(
-                16, 16, (1, 1), conv_general_dilated=lambda *a, **k: jax.lax.conv_general_dilated(*a, **k), rngs=rngs
+                16,
+                16,
+                (1, 1),
+                conv_general_dilated=lambda *a, **k: 2 * jax.lax.conv_general_dilated(*a, **k),
+                rngs=rngs,
             )
             self.masked = nnx.Conv(16, 16, (1, 1), mask=np.ones((1, 1, 16, 16)), rngs=rngs)
             self.up = nnx.ConvTranspose(16, 16, (1, 1), rngs=rngs)
@@ -200,6 +204,7 @@ def test_layers_that_are_not_the_libraries_own_stay(x: jax.Array) -> None:
 
     with pytest.warns(xla_fp8.NothingConvertedWarning, match="own: it has a conv_general_dilated of its own"):
         fp8 = xla_fp8.convert(Other(nnx.Rngs(0)), ANY_SIZE, example=x)
+    assert jnp.array_equal(fp8(x), Other(nnx.Rngs(0))(x))
     reasons = {layer.name: reason for layer, reason in xla_fp8.conversion_report(fp8).kept}
     assert reasons["masked"] == "its kernel is masked"
     assert reasons["up"] == "nnx.ConvTranspose is not converted"

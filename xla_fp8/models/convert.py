@@ -106,7 +106,7 @@ def convert(
         )
     order = None if example is None else traced_layers(model, call, *arguments_of(example))
     converted = planned(model, plan, order)
-    _warn_of_nothing(list(framework.operators(converted).values()))
+    _warn_of_nothing(framework.layers(converted), framework.operators(converted))
     return converted
 
 
@@ -181,13 +181,14 @@ def _function(model: Any, planner: Planner) -> ConvertedFunction | StatefulFunct
     return ConvertedFunction(model, planner)
 
 
-def _warn_of_nothing(operators: Sequence[Operator]) -> None:
-    if all(isinstance(operator, Wide) for operator in operators):
-        reasons = "; ".join(
-            f"{operator.name}: {operator.reason}" for operator in operators if isinstance(operator, Wide)
-        )
-        warnings.warn(
-            f"every layer stays wide. {reasons or 'The model has no convolution or linear layer.'}",
-            NothingConvertedWarning,
-            stacklevel=3,
-        )
+def _warn_of_nothing(layers: Sequence[Layer], operators: Mapping[str, Operator]) -> None:
+    if any(not isinstance(operator, Wide) for operator in operators.values()):
+        return
+    known = {layer.name: layer.obstacle for layer in layers}
+    known |= {name: operator.reason for name, operator in operators.items() if isinstance(operator, Wide)}
+    reasons = "; ".join(f"{name}: {reason}" for name, reason in known.items())
+    warnings.warn(
+        f"every layer stays wide. {reasons or 'The model has no convolution or linear layer.'}",
+        NothingConvertedWarning,
+        stacklevel=3,
+    )

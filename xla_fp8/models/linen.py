@@ -18,7 +18,7 @@ from xla_fp8 import _jax_compat
 from xla_fp8.models.contraction import Contraction, Kind, abstract
 from xla_fp8.models.errors import MissingPackageError, ModelError
 from xla_fp8.models.injection import Injected
-from xla_fp8.models.operators import Infer, Operator, State, Watch, call_size
+from xla_fp8.models.operators import Infer, Operator, State, Watch, Wide, call_size
 from xla_fp8.models.plan import Fixed, Layer, Planner
 from xla_fp8.quantization.numerics import WIDE_DTYPES
 
@@ -200,7 +200,8 @@ class _Interceptor:
         if context.method_name != "__call__" or not _is_wide_layer(layer):
             return next_fun(*args, **kwargs)
         operator = self.operator_of(layer, "/".join(layer.path[self.depth :]) or type(layer).__name__)
-        if operator is None:
+        # What stays wide may be computed by a function of the user's, or have no attribute for ours.
+        if operator is None or isinstance(operator, Wide):
             return next_fun(*args, **kwargs)
         kind, attribute = _attribute(layer)
         injected = Injected(kind, operator)

@@ -73,7 +73,8 @@ def replaced(
     """A copy of a model with these operators and states by layer, and weights that take the place of wide ones."""
     copy = nnx.clone(model)
     for name, layer in _contractions(copy):
-        if name not in operators or _attribute(layer) is None:
+        # What cannot be converted stays as it is: it may be computed by a function of the user's.
+        if name not in operators or _described(name, layer).obstacle:
             continue
         injected = Injected(_kind(layer), operators[name])
         state = states.get(name)

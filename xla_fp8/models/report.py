@@ -93,7 +93,7 @@ def conversion_report(model: Any, *batch: Any, call: Call = call_model, **option
     else:
         operators = framework.operators(model)
         layers = traced_layers(model, functools.partial(call, **options), *batch) if batch else framework.layers(model)
-    if not operators and layers:
+    if not operators and any(not layer.obstacle for layer in layers):
         raise ModelError(f"{type(model).__name__} was not converted: hand over what xla_fp8.convert returned")
     return ConversionReport(tuple(_entry(layer, operators.get(layer.name)) for layer in layers))
 
@@ -122,7 +122,7 @@ def _entry(layer: Layer, operator: Operator | None) -> Entry:
         return Entry(layer, False, operator.reason)
     if isinstance(operator, Train) and not operator.by_hand:
         if layer.size is None:
-            return Entry(layer, True, f"where a call has {operator.recipe.min_flops / 1e9:.3g} GFLOP or more")
+            return Entry(layer, True, f"where a call has {operator.recipe.least_size}")
         small = why_small(operator.recipe, layer.size)
         return Entry(layer, not small, small)
     return Entry(layer, isinstance(operator, (Train, Infer)), "")
