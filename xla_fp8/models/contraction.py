@@ -29,13 +29,26 @@ class Size:
     Attributes:
         flops: a multiply and an add are two.
         inputs, outputs: channels that are summed over (of one group; without the window's positions), and made.
+        activations: elements of the input and of the result.
+        weights: elements of the weight.
         groups: of a grouped convolution.
     """
 
     flops: int
     inputs: int
     outputs: int
+    activations: int
+    weights: int
     groups: int = 1
+
+    def of_examples(self, count: int) -> Size:
+        """That of so many calls with one weight."""
+        return dataclasses.replace(self, flops=self.flops * count, activations=self.activations * count)
+
+    @property
+    def intensity(self) -> float:
+        """Operations for each element of input, weight and result."""
+        return self.flops / max(1, self.activations + self.weights)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,7 +168,8 @@ class Conv(Contraction):
         operands = [abstract(shape, jnp.float32) for shape in (lhs, rhs)]
         result = jax.eval_shape(self.wide, *operands)
         outputs, inputs, *window = (rhs[dimension] for dimension in numbers.rhs_spec)
-        return Size(2 * math.prod(result.shape) * inputs * math.prod(window), inputs, outputs, groups)
+        flops = 2 * math.prod(result.shape) * inputs * math.prod(window)
+        return Size(flops, inputs, outputs, math.prod(lhs) + math.prod(result.shape), math.prod(rhs), groups)
 
     def summed(self, rhs: Shape) -> Shape:
         return tuple(self.arguments["dimension_numbers"].rhs_spec[1:])
@@ -197,7 +211,8 @@ class Dot(Contraction):
         (left, right), (_, right_batch) = self.arguments["dimension_numbers"]
         inputs = math.prod(lhs[dimension] for dimension in left)
         outputs = math.prod(rhs) // math.prod(rhs[dimension] for dimension in (*right, *right_batch))
-        return Size(2 * math.prod(lhs) * outputs, inputs, outputs)
+        result = math.prod(lhs) // max(1, inputs) * outputs
+        return Size(2 * math.prod(lhs) * outputs, inputs, outputs, math.prod(lhs) + result, math.prod(rhs))
 
     def summed(self, rhs: Shape) -> Shape:
         return tuple(self.arguments["dimension_numbers"][0][1])

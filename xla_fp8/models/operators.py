@@ -163,8 +163,7 @@ def why_wide(recipe: Recipe, contraction: Contraction, lhs: jax.Array, rhs: jax.
 
 def call_size(contraction: Contraction, lhs: jax.Array, rhs: jax.Array) -> Size:
     """The arithmetic of a call, that of all examples where it stands under jax.vmap."""
-    size = contraction.size(lhs.shape, rhs.shape)
-    return dataclasses.replace(size, flops=size.flops * _jax_compat.vmapped_examples(lhs))
+    return contraction.size(lhs.shape, rhs.shape).of_examples(_jax_compat.vmapped_examples(lhs))
 
 
 def why_small(recipe: Recipe, size: Size) -> str:
@@ -174,8 +173,13 @@ def why_small(recipe: Recipe, size: Size) -> str:
         return f"{size.groups} groups: each is a convolution of its own, too small for FP8"
     if size.inputs % multiple or size.outputs % multiple:
         return f"{size.inputs} → {size.outputs} channels: not both a multiple of {multiple}"
-    if size.flops < recipe.min_flops:
-        return f"{size.flops / 1e9:.3g} GFLOP, less than {recipe.min_flops / 1e9:.3g}"
+    if size.flops < recipe.least_flops:
+        return f"{size.flops / 1e9:.3g} GFLOP, less than {recipe.least_flops / 1e9:.3g}"
+    if size.intensity < recipe.least_intensity:
+        return (
+            f"{size.intensity:.3g} operations for each element of input, weight and result, less than "
+            f"{recipe.least_intensity:.3g}: to quantize them takes longer than FP8 gains"
+        )
     return ""
 
 

@@ -37,10 +37,9 @@ class Recipe:
             and hold little of the arithmetic.
         channel_multiple: layers whose input or output channels are no multiple stay wide. 16: what the FP8 kernels of
             Hopper GPUs need (docs/mosaic-conv.md; cuBLASLt too).
-        min_flops: calls with less arithmetic stay wide (a multiply and an add are two). 8e9: of the 59
-            convolutions of docs/benchmarks.md ("FP8 convolution on an H200") that were measured while nothing else ran,
-            all that gained less than 1.5x over bf16 are below (1.22x to 1.37x), before anything is paid for quantizing
-            their input. Only convolutions were measured.
+        min_flops: calls with less arithmetic stay wide (a multiply and an add are two). None: what was measured on an
+            H200 (docs/models.md, "Which layers"). Less than 8e9 gains little; and where the recipe trains, less than
+            450 for each element of input, weight and result gains less than it costs to quantize them.
     """
 
     scaling: Scaling = "dynamic"
@@ -54,7 +53,7 @@ class Recipe:
     keep_first: int = 1
     keep_last: int = 1
     channel_multiple: int = 16
-    min_flops: float = 8e9
+    min_flops: float | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", fp8_dtype(self.dtype))
@@ -87,12 +86,32 @@ class Recipe:
         operands = first(self.dtype, _FIRST_AMAX), first(self.dtype, _FIRST_AMAX)
         return DelayedScaling(*operands, first(self.gradient_dtype, _FIRST_GRADIENT))
 
+    @property
+    def least_flops(self) -> float:
+        """The arithmetic of a call from which on it is in FP8."""
+        return _LEAST_FLOPS if self.min_flops is None else self.min_flops
+
+    @property
+    def least_intensity(self) -> float:
+        """The same for each element of input, weight and result. With static scales a tensor is mostly quantized by the
+        kernel that makes it, and fewer bytes are written than in 16 bits."""
+        return _LEAST_INTENSITY if self.min_flops is None and self.scaling != "static" else 0
+
+    @property
+    def least_size(self) -> str:
+        """Both in words."""
+        intensity = f" and {self.least_intensity:.3g} operations for each element" if self.least_intensity else ""
+        return f"{self.least_flops / 1e9:.3g} GFLOP or more{intensity}"
+
     def __str__(self) -> str:
         return (
             f"{self.scaling} scales, {jnp.dtype(self.dtype).name} forward, {jnp.dtype(self.gradient_dtype).name} "
             f"backward, one scale for each {'weight' if self.weights == 'tensor' else 'output channel of a weight'}"
         )
 
+
+_LEAST_FLOPS = 8e9
+_LEAST_INTENSITY = 450.0
 
 _FIRST_AMAX = 16.0
 _FIRST_GRADIENT = 1.0
