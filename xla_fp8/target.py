@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from xla_fp8.errors import XlaFp8Error
-from xla_fp8.graph import Graph
-from xla_fp8.hlo import ConvolutionDimensionNumbers, Shape, Window
+from xla_fp8.graph import Graph, graph_of
+from xla_fp8.hlo import ConvolutionDimensionNumbers, HloInstruction, Shape, Window
 
 
 class TargetError(XlaFp8Error):
@@ -19,7 +19,7 @@ class TargetError(XlaFp8Error):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GraphCall:
-    """A convolution custom call that a pass is about to make: what a backend must know to say yes or no.
+    """A convolution custom call, made or about to be: what a backend must know to say yes or no.
 
     Attributes:
         graph: the graph behind the convolution.
@@ -36,6 +36,26 @@ class GraphCall:
     dim_labels: ConvolutionDimensionNumbers
     feature_group_count: int = 1
     operand_precision: tuple[str, ...] = ()
+
+    @staticmethod
+    def of(instruction: HloInstruction) -> GraphCall | None:
+        """The graph call that an instruction of a rewritten module is; None where it is none.
+
+        Raises:
+            GraphError: the call has a string that is no graph.
+        """
+        graph = graph_of(instruction)
+        if graph is None:
+            return None
+        return GraphCall(
+            graph,
+            tuple(operand.shape for operand in instruction.operands),
+            instruction.shape.tuple_shapes[:-1],
+            instruction.window,
+            instruction.dim_labels,
+            instruction.feature_group_count,
+            instruction.operand_precision,
+        )
 
     @property
     def is_dot(self) -> bool:

@@ -10,16 +10,15 @@ import os
 import re
 import tempfile
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from xla_fp8 import _jax_compat, hlo
 from xla_fp8.backends.expand import expand_quantize_calls
 from xla_fp8.backends.protocol import Backend, No, Yes
 from xla_fp8.backends.quantize import from_call
 from xla_fp8.backends.registry import backends_for, choose
-from xla_fp8.graph.custom_call import GRAPH_CALL_TARGET, graph_of
 from xla_fp8.hlo.attributes import quote
 from xla_fp8.hlo.garbage import collection_paused
 from xla_fp8.hlo.printer import computation_text
@@ -32,6 +31,8 @@ from xla_fp8.target import GraphCall, Target, Verdict
 from xla_fp8.tracing.errors import DumpWarning, RegionError
 from xla_fp8.tracing.hlo_of_region import Family, Structure, hlo_module, structure_of
 from xla_fp8.tracing.options import Options
+
+_Call = TypeVar("_Call")
 
 MARK = "xla_fp8.call."
 """Target of the custom calls that stand for graphs, matmuls, quantizations until their code is there; a number follows.
@@ -169,9 +170,10 @@ def _run(
         _dump(Path(dump_dir), f"xla_fp8_region.{_digest(_without_metadata(before))}", before, hlo.to_text(module))
     if not report.changed:
         return Rewritten(report, (), (), (), (), target, b"", ""), None
-    calls = _mark(module)
-    matmuls = _mark_matmuls(module, len(calls))
-    quantizations = _mark_quantizations(module, platform, len(calls) + len(matmuls))
+    calls = _marked(module, 0, _graph_call_of)
+    matmuls = _marked(module, len(calls), matmul_of)
+    quantize = functools.partial(_quantization_of, platform=platform)
+    quantizations = _marked(module, len(calls) + len(matmuls), quantize)
     expand_quantize_calls(module)  # the others
     chosen = tuple(_chosen(backends, call, target) for call in calls)
     text = _without_metadata(hlo.to_text(module))
@@ -207,62 +209,38 @@ def _chosen(backends: Sequence[Backend], call: GraphCall, target: Target) -> Bac
     return chosen
 
 
-def _mark(module: hlo.HloModule) -> tuple[GraphCall, ...]:
-    """Gives each graph call a target that survives on the way through StableHLO, and returns what they were."""
-    calls: list[GraphCall] = []
+def _marked(
+    module: hlo.HloModule, first: int, call_of: Callable[[hlo.HloInstruction], _Call | None]
+) -> tuple[_Call, ...]:
+    """Gives each custom call that `call_of` knows a target that survives on the way through StableHLO, numbered from
+    `first`, and returns what they were."""
+    calls: list[_Call] = []
     for computation in module.computations:
         for instruction in computation:
-            if instruction.opcode != "custom-call":
-                continue
-            graph = graph_of(instruction)
-            if graph is None:
-                if instruction.custom_call_target.startswith("__cudnn$"):
-                    raise RegionError(
-                        f"{instruction.name} is a custom call of {instruction.custom_call_target} without a graph, "
-                        "which only XLA's GPU compiler may make; the pipeline should end with conv-restorer"
-                    )
-                continue
-            assert instruction.custom_call_target == GRAPH_CALL_TARGET
-            calls.append(
-                GraphCall(
-                    graph,
-                    tuple(operand.shape for operand in instruction.operands),
-                    instruction.shape.tuple_shapes[:-1],
-                    instruction.window,
-                    instruction.dim_labels,
-                    instruction.feature_group_count,
-                    instruction.operand_precision,
-                )
-            )
-            for attribute in ("window", "dim_labels", "feature_group_count", "backend_config", "operand_precision"):
-                instruction.attributes.pop(attribute, None)
-            instruction.attributes["custom_call_target"] = quote(f"{MARK}{len(calls) - 1}")
-    return tuple(calls)
-
-
-def _mark_matmuls(module: hlo.HloModule, first: int) -> tuple[MatmulCall, ...]:
-    """As `_mark`, for matmul calls: XLA's GPU compiler takes none before its layout assignment."""
-    calls: list[MatmulCall] = []
-    for computation in module.computations:
-        for instruction in computation:
-            if (call := matmul_of(instruction)) is not None:
+            if instruction.opcode == "custom-call" and (call := call_of(instruction)) is not None:
+                for attribute in ("window", "dim_labels", "feature_group_count", "backend_config", "operand_precision"):
+                    instruction.attributes.pop(attribute, None)
+                instruction.attributes["custom_call_target"] = quote(f"{MARK}{first + len(calls)}")
                 calls.append(call)
-                instruction.attributes.pop("backend_config")
-                instruction.attributes["custom_call_target"] = quote(f"{MARK}{first + len(calls) - 1}")
     return tuple(calls)
 
 
-def _mark_quantizations(module: hlo.HloModule, platform: str, first: int) -> tuple[PlacedQuantizeCall, ...]:
-    """As `_mark`, for those quantize calls that kernels run on the platform."""
-    calls: list[PlacedQuantizeCall] = []
-    for computation in module.computations:
-        for instruction in computation:
-            call = quantize_call_of(instruction)
-            if call is not None and from_call.runs(call, x := instruction.operands[0].shape, platform):
-                calls.append(PlacedQuantizeCall(call, x))
-                instruction.attributes.pop("backend_config")
-                instruction.attributes["custom_call_target"] = quote(f"{MARK}{first + len(calls) - 1}")
-    return tuple(calls)
+def _graph_call_of(instruction: hlo.HloInstruction) -> GraphCall | None:
+    call = GraphCall.of(instruction)
+    if call is None and instruction.custom_call_target.startswith("__cudnn$"):
+        raise RegionError(
+            f"{instruction.name} is a custom call of {instruction.custom_call_target} without a graph, "
+            "which only XLA's GPU compiler may make; the pipeline should end with conv-restorer"
+        )
+    return call
+
+
+def _quantization_of(instruction: hlo.HloInstruction, platform: str) -> PlacedQuantizeCall | None:
+    """A quantize call that kernels run on the platform."""
+    call = quantize_call_of(instruction)
+    if call is None or not from_call.runs(call, x := instruction.operands[0].shape, platform):
+        return None
+    return PlacedQuantizeCall(call, x)
 
 
 def _digest(*content: str) -> str:
