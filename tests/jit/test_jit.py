@@ -253,6 +253,8 @@ def test_errors_of_the_function_are_its_own() -> None:
             "BackendError",
             r"the backends are: auto, .*: jax\.jit\(xla_fp8\.rewrite\(fn\), backend='cpu'\)$",
         ),
+        ({"backend": None}, "TypeError", "takes a name or a Backend, and not a NoneType"),
+        ({"backend": ["reference"]}, "TypeError", r"and not a list: \['reference'\]"),
         ({"colour": "red"}, "TypeError", "colour"),
     ],
 )

@@ -63,7 +63,7 @@ def rewrite(
 
     Raises:
         TargetError, UnknownPassError, BackendError: at once, for a target, pass or backend that there is none of.
-        TypeError: at once, for a `fn` or a `report` that cannot be called.
+        TypeError: at once, for a `fn` or a `report` that cannot be called, or a `backend` that is none.
         NotRewrittenError: when it is traced, with `strict`; where a transformation around it undoes a rewrite, when
             that is compiled. Also for a function that cannot be traced.
         UntraceableError: from its `report`, for a function that needs the value of an array.
@@ -150,6 +150,8 @@ def make_options(
     tell: ReportCallback | None = None,
 ) -> Options:
     """Checked options. Raises as `rewrite` does."""
+    if not isinstance(backend, (str, Backend)):
+        raise TypeError(f"backend= takes a name or a Backend, and not a {type(backend).__name__}: {backend!r}")
     backends_for(backend, "cpu")
     return Options(
         parse_pipeline(passes if isinstance(passes, str) else ",".join(passes)) if passes is not None else None,
