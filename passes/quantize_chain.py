@@ -110,6 +110,8 @@ def find_chain(cast: HloInstruction) -> Chain | Refusal | None:
             f"clamps to {shown}, not to the bounds of {type_}, -{largest:g} and {largest:g}",
             f"clamp to the type's own bounds: jnp.clip(y, -{largest:g}, {largest:g})",
         )
+    if tail:  # in front of the clamp, the first of them reads what is clamped
+        tail[-1] = dataclasses.replace(tail[-1], source=inside)
     return Chain(cast, (*steps, *reversed(tail)))
 
 

@@ -203,6 +203,23 @@ def test_every_type_and_clamp_keeps_its_bits(clamp: Any, dtype: Any, format: Any
     assert call.nodes[0].type == {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}[jnp.dtype(dtype).name]
 
 
+@pytest.mark.parametrize("between", [jnp.bfloat16, jnp.float16, F32], ids=lambda dtype: jnp.dtype(dtype).name)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_type_between_clamp_and_cast_keeps_its_bits(format: Any, dtype: Any, between: Any) -> None:
+    def program(x: Array) -> Any:
+        largest = float(jnp.finfo(format).max)
+        scale = jnp.max(jnp.abs(x)) / jnp.asarray(largest, dtype)
+        return jnp.clip(x / (scale / 2), -largest, largest).astype(between).astype(format)
+
+    x = jax.ShapeDtypeStruct((24, 16), dtype)
+    text = lowered(program, x)
+    module, report = rewritten(text)
+    assert len(report.rewritten) == 1
+    # Without NaN, whose sign a convert may change.
+    assert_same_bits(hlo.parse(text), module, inputs_of_kind("normal", [x]), inputs_of_kind("large", [x]))
+
+
 @pytest.mark.parametrize("dtype", DTYPES[1:])
 def test_arithmetic_in_a_narrow_type_keeps_its_bits(dtype: Any) -> None:
     def program(x: Array) -> Any:
