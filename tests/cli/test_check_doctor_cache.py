@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import jax
@@ -41,6 +42,25 @@ def test_check_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert not bad["ok"]
     assert bad["rule"] == "grouped-channels"
     assert bad["graph"].startswith("1:[f32]conv();")
+
+
+def test_check_asks_about_the_graphs_of_a_rewritten_module(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rewritten = str(tmp_path / "depthwise.opt.hlo")
+    common = ["--target=h200", "--xla-verify=false"]
+    assert main(["opt", DEPTHWISE, "-o", rewritten, "--supports=any", *common]) == 0
+    assert main(["check", DEPTHWISE, "--format=json", *common]) == 1
+    (before,) = json.loads(capsys.readouterr().out)
+    assert main(["check", rewritten, "--format=json", *common]) == 1
+    (after,) = json.loads(capsys.readouterr().out)
+    assert after == {**before, "file": rewritten}
+
+
+def test_check_tells_the_source_line_and_who_answered(capsys: pytest.CaptureFixture[str]) -> None:
+    fixture = str(FIXTURES / "explain/source_lines.hlo")
+    main(["check", fixture, "--target=h200", "--xla-verify=false", "--supports=rules", "--format=json"])
+    entry = json.loads(capsys.readouterr().out)[0]
+    assert re.fullmatch(r".*\.py:\d+", entry["source"])
+    assert entry["answered_by"].startswith("rules made with cuDNN")
 
 
 def test_check_of_a_target_without_fp8_asks_nothing(capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,7 +27,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "check",
         help="ask cuDNN which FP8 graphs of a module it can run, without a GPU",
-        description="Makes the FP8 graphs of HLO and asks cuDNN (or, where it is not installed, rules) about each.",
+        description="Makes the FP8 graphs of HLO and asks cuDNN (or, where it is not installed, rules) about each, and "
+        "about those that it has already.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -76,6 +77,7 @@ def _check(
     from xla_fp8 import passes
     from xla_fp8.backends import cudnn
     from xla_fp8.cli import inputs
+    from xla_fp8.passes.base import source_of
     from xla_fp8.target import GraphCall, Target
 
     text, module = inputs.load(source, xla, verify_with_xla=arguments.xla_verify)
@@ -90,28 +92,36 @@ def _check(
         answers.append((call, answer))
         return dataclasses.replace(answer, ok=True)  # so that the graph is made, and the next one asked about
 
+    asked: list[tuple[str, str | None]] = []
     with inputs.placed_errors(text, source.name, module):
+        for instruction in (i for computation in module.computations for i in computation):
+            call = GraphCall.of(instruction)
+            if call is not None and not call.is_dot:
+                asked.append((instruction.name, source_of(instruction)))
+                supports(call)
         report = passes.run(module, None, dataclasses.replace(target, supports=supports), dialect=arguments.dialect)
-    if len(answers) != len(report.rewritten):
-        raise CliError(f"{len(report.rewritten)} graphs were made, but {len(answers)} were asked about")
+    asked += [(entry.instruction, entry.source) for entry in report.rewritten]
+    if len(answers) != len(asked):
+        raise CliError(f"{len(asked)} graphs are there, but {len(answers)} were asked about")
     paint = options.stdout_color(arguments)
     if arguments.format == "text":
         print(paint(f"{source.name} on {target}", "heading"))
         if not answers:
             print("  no FP8 graph: nothing to ask (xla-fp8 explain says why)")
-    for entry, (call, answer) in zip(report.rewritten, answers, strict=True):
+    for (name, line), (call, answer) in zip(asked, answers, strict=True):
         found.append(
             {
                 "file": source.name,
-                "instruction": entry.instruction,
-                "source": entry.source,
+                "instruction": name,
+                "source": line,
                 "graph": str(call.graph),
-                **dataclasses.asdict(answer),
+                **{key: value for key, value in dataclasses.asdict(answer).items() if key != "source"},
+                "answered_by": answer.source,
             }
         )
         if arguments.format == "text":
             mark = paint("yes", "rewritten") if answer.ok else paint("no", "refused")
-            where = f", {entry.source}" if entry.source else ""
-            print(f"  {mark:<3} {entry.instruction}{where}: {call.graph}")
+            where = f", {line}" if line else ""
+            print(f"  {mark:<3} {name}{where}: {call.graph}")
             print(f"      {answer}")
     return EXIT_OK if all(answer.ok for _, answer in answers) else EXIT_ERROR
