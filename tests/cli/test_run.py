@@ -64,6 +64,14 @@ def test_two_modules_that_differ(cli, add: Path, tmp_path: Path) -> None:
     assert lines[3] == "1 of 2 outputs differ by more than the tolerance"
 
 
+def test_an_empty_module_is_named(cli, add: Path, tmp_path: Path) -> None:
+    empty = tmp_path / "empty.hlo"
+    empty.touch()
+    done = cli("run", add, empty)
+    assert done.status == 1
+    assert done.err.startswith(f"{empty}: error: the input is empty")
+
+
 def test_tolerance_decides(cli, add: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.hlo"
     other.write_text(

@@ -111,6 +111,14 @@ def test_a_command_that_must_fail(cli, tmp_path: Path) -> None:
     assert "succeeds, but the RUN line says `not`" in done.err
 
 
+def test_a_file_that_is_no_text_is_an_error_with_a_place(cli, tmp_path: Path) -> None:
+    path = tmp_path / "golden.hlo"
+    path.write_bytes(b"// RUN: \xff")
+    done = cli("update-checks", path)
+    assert done.status == 1
+    assert f"{path}:1:9: error: byte 0xff is not valid UTF-8" in done.err
+
+
 def test_a_failing_command_leaves_the_file_alone(cli, tmp_path: Path) -> None:
     path = tmp_path / "golden.hlo"
     text = GOLDEN.replace("ROOT y", "ROOT ROOT y")

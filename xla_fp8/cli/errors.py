@@ -11,7 +11,15 @@ EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 130, 141
 
 
 class CliError(XlaFp8Error):
-    """A file that cannot be read or written, or is not what it should be."""
+    """A file that cannot be read or written, or is not what it should be.
+
+    Attributes:
+        filename: the file, where the message does not say.
+    """
+
+    def __init__(self, message: str, filename: str | None = None) -> None:
+        super().__init__(message)
+        self.filename = filename
 
 
 class UsageError(XlaFp8Error):
@@ -34,4 +42,5 @@ def describe(error: Exception, name: str | None, color: Color) -> str:
     if isinstance(error, OSError):
         what = error.strerror or str(error) or type(error).__name__
         return f"{error.filename or name or 'xla-fp8'}: {mark} {what}"
-    return f"{name or 'xla-fp8'}: {mark} {error}"
+    filename = error.filename if isinstance(error, CliError) else None
+    return f"{filename or name or 'xla-fp8'}: {mark} {error}"

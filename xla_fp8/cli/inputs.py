@@ -105,20 +105,20 @@ def read_text(source: Source, xla: XlaProcess) -> str:
         CliError: empty, broken gzip, or a proto that holds no module.
         HloParseError: neither UTF-8 nor a proto.
     """
-    data = _read(source)
+    data = read(source)
     if data.startswith(_GZIP):
         try:
             data = gzip.decompress(data)
         except (OSError, EOFError, zlib.error) as error:
-            raise CliError(f"the gzip data is broken: {error}") from None
+            raise CliError(f"the gzip data is broken: {error}", source.name) from None
     if not data.strip():
-        raise CliError("the input is empty: expected HLO text or an HLO proto")
+        raise CliError("the input is empty: expected HLO text or an HLO proto", source.name)
     if _is_proto(source, data):
         answer = xla.proto_to_text(data)
         if not answer.ok:
-            raise CliError(f"not an HLO proto: {answer.message}")
+            raise CliError(f"not an HLO proto: {answer.message}", source.name)
         return answer.text
-    return _decode(data, source.name)
+    return decode(data, source.name)
 
 
 def load(source: Source, xla: XlaProcess, *, verify_with_xla: bool = True) -> tuple[str, hlo.HloModule]:
@@ -201,7 +201,7 @@ def _place(text: str, computation: str | None, instruction: str | None) -> int:
     return start
 
 
-def _read(source: Source) -> bytes:
+def read(source: Source) -> bytes:
     if source.path == "-":
         return sys.stdin.buffer.read()
     with open(source.path, "rb") as stream:
@@ -221,9 +221,10 @@ def _is_proto(source: Source, data: bytes) -> bool:
     return True
 
 
-def _decode(data: bytes, name: str) -> str:
+def decode(data: bytes, name: str) -> str:
+    """The text of an input named `name`. Raises CliError or HloParseError, with the place, where it is no UTF-8."""
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise CliError("the input is UTF-16, as PowerShell's > writes it: save it as UTF-8")
+        raise CliError("the input is UTF-16, as PowerShell's > writes it: save it as UTF-8", name)
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -20,7 +20,7 @@ def write(path: str, text: str) -> None:
 
     Raises:
         CliError: the directory is not there, or the name is one of a proto.
-        OSError: the system refuses.
+        OSError: the system refuses; it names `path`.
     """
     if path == "-":
         write_stdout(text)
@@ -29,7 +29,14 @@ def write(path: str, text: str) -> None:
         raise CliError(f"cannot write to {path}: it is a directory")
     if _plain_name(path).endswith(".pb"):
         raise CliError(f"cannot write to {path}: HLO is written as text; name it .hlo or .txt")
-    data = text.encode("utf-8")
+    try:
+        _write(path, text.encode("utf-8"))
+    except OSError as error:
+        error.filename, error.filename2 = path, None  # not a temporary file, nor the input that was at work
+        raise
+
+
+def _write(path: str, data: bytes) -> None:
     if path.endswith(".gz"):
         data = gzip.compress(data, mtime=0)  # the same bytes every time
     if _is_special(path):

@@ -42,8 +42,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _update(source: Source) -> int:
-    with open(source.path, encoding="utf-8") as stream:
-        text = stream.read()
+    from xla_fp8.cli import inputs
+
+    text = inputs.decode(inputs.read(source), source.name)
     shown = golden_file.FOLDER + os.path.basename(source.path)
     results = [(run.prefix, _output_of(run, source.path).replace(source.path, shown)) for run in golden_file.runs(text)]
     new = golden_file.updated(text, results)
