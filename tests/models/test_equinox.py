@@ -161,3 +161,26 @@ def test_layers_that_cannot_be_converted_say_why(x: jax.Array) -> None:
         "its weight is stacked: layers that were made under a vmap stay wide",
         "it takes or makes a scalar",
     ]
+
+
+def test_calibration_leaves_weights_wide_that_are_read_or_changed_elsewhere() -> None:
+    class Tied(eqx.Module):
+        shared: eqx.nn.Shared
+        normed: eqx.nn.WeightNorm
+
+        def __init__(self, key: jax.Array) -> None:
+            pair = eqx.nn.Embedding(32, 16, key=key), eqx.nn.Linear(32, 16, key=key)
+            self.shared = eqx.nn.Shared(pair, lambda pair: pair[0].weight, lambda pair: pair[1].weight.T)
+            self.normed = eqx.nn.WeightNorm(eqx.nn.Linear(16, 32, key=key))
+
+        def __call__(self, token: jax.Array) -> jax.Array:
+            embedding, head = self.shared()
+            return head(self.normed(embedding(token)))
+
+    model, tokens = Tied(jax.random.key(0)), jnp.arange(8)
+    recipe = dataclasses.replace(ANY_SIZE, keep_first=0, keep_last=0)
+    served = xla_fp8.calibrate(model, [tokens], recipe, call=over)
+    np.testing.assert_array_equal(over(served, tokens), over(model, tokens))
+    reasons = {layer.name: reason for layer, reason in xla_fp8.conversion_report(served).kept}
+    assert "reads its weight too" in reasons["shared/pytree/1"]
+    assert "changes its weight" in reasons["normed/layer"]

@@ -285,3 +285,15 @@ def test_calibration_leaves_stacked_kernels_wide(x: jax.Array) -> None:
     served, own = xla_fp8.calibrate(Scanned(), [x], every, variables=variables)
     np.testing.assert_array_equal(served.apply(own, x), Scanned().apply(variables, x))
     assert "stacked" in xla_fp8.conversion_report(served, x).kept[0][1]
+
+
+def test_calibration_leaves_weights_wide_that_are_changed_before_they_are_used(x: jax.Array) -> None:
+    class Normed(nn.Module):
+        @nn.compact
+        def __call__(self, x: jax.Array) -> jax.Array:
+            return nn.WeightNorm(nn.Dense(16))(x)
+
+    variables = Normed().init(jax.random.key(0), x)
+    recipe = dataclasses.replace(ANY_SIZE, keep_first=0, keep_last=0)
+    fp8, served = xla_fp8.calibrate(Normed(), [x], recipe, variables=variables)
+    np.testing.assert_array_equal(fp8.apply(served, x), Normed().apply(variables, x))

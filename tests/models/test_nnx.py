@@ -251,3 +251,25 @@ def test_the_first_state_may_be_donated() -> None:
     state = xla_fp8.Recipe("delayed").initial_scaling()
     pointers = [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(state)]
     assert len(set(pointers)) == len(pointers) == 6
+
+
+def test_calibration_leaves_a_weight_wide_that_an_embedding_reads_too() -> None:
+    class Tied(nnx.Module):
+        def __init__(self, rngs: nnx.Rngs) -> None:
+            self.embedding = nnx.Embed(32, 32, rngs=rngs)
+            self.body, self.head = (nnx.Linear(32, 32, rngs=rngs) for _ in range(2))
+            self.head.kernel = self.embedding.embedding
+
+        def __call__(self, tokens: jax.Array) -> jax.Array:
+            return self.head(self.body(self.embedding(tokens)))
+
+    model, tokens = Tied(nnx.Rngs(0)), jnp.arange(8)
+    served = xla_fp8.calibrate(model, [tokens], dataclasses.replace(ANY_SIZE, keep_first=0, keep_last=0))
+    assert 20 < decibels(served(tokens), model(tokens)) < 45
+    assert [layer.name for layer in xla_fp8.conversion_report(served).converted] == ["body"]
+
+
+def test_a_model_is_calibrated_once(net: Net, x: jax.Array) -> None:
+    served = xla_fp8.calibrate(net, [x], ANY_SIZE)
+    with pytest.raises(xla_fp8.ModelError, match="Calibrate the one that it was made of"):
+        xla_fp8.calibrate(served, [x], ANY_SIZE)

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from xla_fp8.models.contraction import Contraction
-from xla_fp8.models.convert import Call, arguments_of, call_with, watched, with_operators
+from xla_fp8.models.convert import Call, arguments_of, call_with, is_calibrated, watched, with_operators
 from xla_fp8.models.errors import ModelError
 from xla_fp8.models.framework import framework_of
 from xla_fp8.models.functions import ConvertedFunction
 from xla_fp8.models.operators import Infer, Operator, State, StaticScales, Wide, call_size, quantized_weight
 from xla_fp8.models.plan import Filter, Layer, Plan, filter_of, not_run
 from xla_fp8.models.recipe import Recipe
-from xla_fp8.quantization.numerics import ScaleRule, amax_of
+from xla_fp8.quantization.numerics import WIDE_DTYPES, ScaleRule, amax_of
 
 
 def calibrate(
@@ -50,19 +51,22 @@ def calibrate(
         cannot keep, a function that quantizes them with fixed scales.
 
     Raises:
-        ModelError: no batches, a tensor that is not finite, or a Linen module without its variables.
+        ModelError: no batches, a tensor that is not finite, a module that was calibrated already, or a Linen module
+            without its variables.
     """
     recipe = dataclasses.replace(Recipe.of(recipe), scaling="static")
     framework = framework_of(model)
     is_linen = framework is not None and framework.is_traced
     call = call_with(variables, framework, call, "calibrate(model, batches, variables=variables)")
+    if framework is not None and is_calibrated(model, framework):
+        raise ModelError("the model was calibrated: its weights are FP8. Calibrate the one that it was made of")
     seen = seen_by_layers(model, batches, call)
     known = {} if framework is None or is_linen else {layer.name: layer for layer in framework.layers(model)}
     holder = variables if is_linen else model
-    layers = [
-        layer.with_obstacle(framework, holder) if is_linen else layer.of(known.get(name))
-        for name, layer in seen.items()
-    ]
+    layers = [layer.of(known.get(name)) for name, layer in seen.items()]
+    if framework is not None:
+        read_elsewhere = framework.read_elsewhere(holder)
+        layers = [_kept_in_fp8(layer, seen[layer.name], framework, holder, read_elsewhere) for layer in layers]
     plan = Plan(recipe, filter_of(filter))([*layers, *not_run(known, seen, "the batches do not run it")])
     operators: dict[str, Operator] = {
         name: operator if isinstance(operator, Wide) else Infer(name, recipe) for name, operator in plan.items()
@@ -78,24 +82,24 @@ def calibrate(
 
 @dataclasses.dataclass
 class Seen:
-    """What a layer was called with."""
+    """What a layer was called with.
+
+    Attributes:
+        weight: type of the weight.
+        lhs, rhs: the largest values of input and weight.
+        weights: `_bits` of each.
+    """
 
     contraction: Contraction
     layer: Layer
+    weight: np.dtype[Any]
     lhs: float = 0.0
     rhs: float = 0.0
+    weights: set[int] = dataclasses.field(default_factory=set)
 
     def of(self, known: Layer | None) -> Layer:
         """The layer, with what its framework knows."""
         return self.layer if known is None else dataclasses.replace(known, size=self.layer.size)
-
-    def with_obstacle(self, framework: Any, variables: Any) -> Layer:
-        """The layer of a Linen module, whose kernel is stacked where what it is called with is a part of it."""
-        dimensions = framework.weight(variables, self.layer.name).ndim - len(self.layer.weight)
-        if not dimensions:
-            return self.layer
-        obstacle = f"its kernel has {dimensions} dimensions more: layers that are stacked stay wide"
-        return dataclasses.replace(self.layer, obstacle=obstacle)
 
     def scales(self, recipe: Recipe) -> StaticScales:
         """Of tensors; Python's numbers, which may stand in any jaxpr."""
@@ -108,19 +112,21 @@ def seen_by_layers(model: Any, batches: Iterable[Any], call: Call) -> dict[str, 
     """What each layer was called with, in the order of the first calls."""
     seen: dict[str, Seen] = {}
 
-    def note(name: str, lhs: Any, rhs: Any) -> None:
+    def note(name: str, lhs: Any, rhs: Any, bits: Any) -> None:
         layer = seen[name]
         layer.lhs = float(np.maximum(layer.lhs, lhs))  # a NaN stays
         layer.rhs = float(np.maximum(layer.rhs, rhs))
+        layer.weights.add(int(bits))
 
     def watch(name: str, contraction: Contraction, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
         size = call_size(contraction, lhs, rhs)
         before = seen.get(name)
         if before is None or before.layer.size is None or size.flops > before.layer.size.flops:
             layer = Layer(name, contraction.kind, rhs.shape, size)
-            seen[name] = Seen(contraction, layer, *((before.lhs, before.rhs) if before else ()))
+            noted = (before.lhs, before.rhs, before.weights) if before else ()
+            seen[name] = Seen(contraction, layer, rhs.dtype, *noted)
         # A callback, because what a transformation inside the model traces could not leave it otherwise.
-        jax.debug.callback(functools.partial(note, name), amax_of(lhs), amax_of(rhs))
+        jax.debug.callback(functools.partial(note, name), amax_of(lhs), amax_of(rhs), _bits(rhs))
         return contraction.wide(lhs, rhs)
 
     spied = watched(model, watch)
@@ -140,6 +146,28 @@ def seen_by_layers(model: Any, batches: Iterable[Any], call: Call) -> dict[str, 
     if not ran:
         raise ModelError("there are no batches: scales come from what flows through the model, so hand over a few")
     return seen
+
+
+def _kept_in_fp8(layer: Layer, seen: Seen, framework: Any, holder: Any, read_elsewhere: Container[str]) -> Layer:
+    """The layer, with what keeps an FP8 weight from taking the place of its own."""
+    weight = framework.weight(holder, layer.name)
+    obstacle = ""
+    if dimensions := weight.ndim - len(layer.weight):
+        obstacle = f"its kernel has {dimensions} dimensions more: layers that are stacked stay wide"
+    elif layer.name in read_elsewhere:
+        obstacle = "something else reads its weight too, and would read FP8 without a scale"
+    elif seen.weights != {int(_bits(weight.astype(seen.weight)))}:
+        obstacle = "something (WeightNorm, SpectralNorm) changes its weight before it is multiplied with"
+    return dataclasses.replace(layer, obstacle=layer.obstacle or obstacle)
+
+
+def _bits(weight: jax.Array) -> jax.Array:
+    """A number that tells a weight from one with other values. Neither order nor fusion matters to a sum of bits."""
+    if weight.dtype not in WIDE_DTYPES:
+        return jnp.uint32(0)
+    bits = lax.bitcast_convert_type(weight, jnp.dtype(f"uint{8 * weight.dtype.itemsize}"))
+    total: jax.Array = jnp.sum(bits, dtype=jnp.uint32)
+    return total
 
 
 def _fixed(

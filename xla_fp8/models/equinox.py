@@ -131,12 +131,32 @@ def weight(model: eqx.Module, name: str) -> jax.Array:
     return found
 
 
+def read_elsewhere(model: eqx.Module) -> set[str]:
+    """Layers whose weight an `eqx.nn.Shared` hands to another layer too."""
+    nodes = jax.tree.leaves(model, is_leaf=lambda node: isinstance(node, eqx.nn.Shared))
+    read = {id(leaf) for node in nodes if isinstance(node, eqx.nn.Shared) for leaf in _shared(node)}
+    return {name for name, layer in _contractions(model).items() if id(layer.weight) in read}
+
+
 def shapes(model: eqx.Module, call: Any, *batch: Any) -> None:
     """Traces a call without running it."""
     eqx.filter_eval_shape(call, model, *batch)
 
 
 _PLAIN = (eqx.nn.Conv, eqx.nn.Conv1d, eqx.nn.Conv2d, eqx.nn.Conv3d, eqx.nn.Linear, Fp8Conv, Fp8Linear)
+
+
+def _shared(node: eqx.nn.Shared) -> list[jax.Array]:
+    """The arrays that a `get` reads: it may transpose them, so that to look at its results would not do."""
+    arrays, rest = eqx.partition(node.pytree, eqx.is_array)
+    leaves, tree = jax.tree.flatten(arrays)
+
+    def get(leaves: Sequence[jax.Array]) -> Any:
+        return eqx.filter(node.get(eqx.combine(jax.tree.unflatten(tree, leaves), rest)), eqx.is_array)
+
+    jaxpr = jax.make_jaxpr(get)(leaves).jaxpr
+    read = [*jaxpr.outvars, *(atom for equation in jaxpr.eqns for atom in equation.invars)]
+    return [leaf for leaf, variable in zip(leaves, jaxpr.invars, strict=True) if any(variable is atom for atom in read)]
 
 
 def _is_contraction(node: Any) -> bool:

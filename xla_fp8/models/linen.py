@@ -115,6 +115,11 @@ def weight(variables: Mapping[str, Any], name: str) -> jax.Array:
     return kernel
 
 
+def read_elsewhere(variables: Mapping[str, Any]) -> set[str]:
+    """Layers whose weight something else reads too: variables do not say."""
+    return set()
+
+
 def _unfrozen(tree: Any) -> Any:
     """Nested mappings as dicts that may be changed."""
     return {key: _unfrozen(value) for key, value in tree.items()} if isinstance(tree, Mapping) else tree

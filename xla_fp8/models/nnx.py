@@ -6,6 +6,7 @@ and `nnx.state` tell it from parameters.
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,13 @@ def weight(model: nnx.Module, name: str) -> jax.Array:
     return kernel
 
 
+def read_elsewhere(model: nnx.Module) -> set[str]:
+    """Layers whose weight another node holds too: a head that is tied to an embedding."""
+    held = [value for _, node in _nodes(model) for _, value in _children(node) if isinstance(value, nnx.Variable)]
+    holders = collections.Counter(map(id, held))
+    return {name for name, layer in _contractions(model) if holders[id(layer.kernel)] > 1}
+
+
 def shapes(model: nnx.Module, call: Any, *batch: Any) -> None:
     """Traces a call without running it; the model stays as it is."""
     graph, state = nnx.split(model)
@@ -166,25 +174,36 @@ def _rank(layer: nnx.Module) -> int:
 
 def _contractions(model: nnx.Module) -> Iterator[tuple[str, Any]]:
     """The layers below a module, each once."""
+    for path, node in _nodes(model):
+        if isinstance(node, (*_ATTRIBUTES, *_OTHERS)):
+            yield "/".join(path) or type(node).__name__, node
+
+
+def _nodes(model: nnx.Module) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """A module and what it is made of down to its layers and variables, each once, with its path."""
     seen: set[int] = set()
 
-    def walk(node: Any, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+    def walk(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
         if id(node) in seen:
             return
         seen.add(id(node))
-        if isinstance(node, (*_ATTRIBUTES, *_OTHERS)):
-            yield "/".join(path) or type(node).__name__, node
-        elif isinstance(node, nnx.Pytree):
-            for key, value in vars(node).items():
-                yield from walk(value, (*path, key))
-        elif isinstance(node, Mapping):
-            for key, value in node.items():
-                yield from walk(value, (*path, str(key)))
-        elif isinstance(node, (list, tuple)):
-            for index, value in enumerate(node):
-                yield from walk(value, (*path, str(index)))
+        yield path, node
+        for key, value in _children(node):
+            yield from walk(value, (*path, key))
 
     yield from walk(model, ())
+
+
+def _children(node: Any) -> Iterator[tuple[str, Any]]:
+    """The attributes or items of a node."""
+    if isinstance(node, nnx.Variable):
+        return
+    if isinstance(node, nnx.Pytree):
+        yield from vars(node).items()
+    elif isinstance(node, Mapping):
+        yield from ((str(key), value) for key, value in node.items())
+    elif isinstance(node, (list, tuple)):
+        yield from ((str(index), value) for index, value in enumerate(node))
 
 
 class _KeepFp8:
