@@ -123,6 +123,39 @@ def test_what_has_a_rule_of_its_own_stays() -> None:
     assert [reason for _, reason in xla_fp8.conversion_report(wrong, X).kept] == ["its operands are int32"]
 
 
+def test_layers_whose_quantization_costs_more_than_they_gain_stay_wide() -> None:
+    def block(x: jax.Array, narrow: jax.Array, square: jax.Array) -> jax.Array:
+        for w in (narrow, square):
+            x = lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        return x
+
+    shapes = (256, 56, 56, 256), (1, 1, 256, 64), (3, 3, 64, 64)
+    arguments = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes]
+
+    def converted(recipe: xla_fp8.Recipe) -> dict[str, str]:
+        report = xla_fp8.conversion_report(xla_fp8.convert(block, recipe), *arguments)
+        return {entry.layer.name: entry.reason for entry in report.entries}
+
+    recipe = xla_fp8.Recipe("delayed", keep_first=0, keep_last=0)
+    # 2 * 256 * 64 / (256 + 64) and 2 * 9 * 64 * 64 / (64 + 64), and a little less for the weights.
+    assert converted(recipe) == {
+        "conv_general_dilated": "102 operations for each element of input, weight and result, less than 450: "
+        "to quantize them takes longer than FP8 gains",
+        "conv_general_dilated_1": "",
+    }
+    assert set(converted(dataclasses.replace(recipe, min_flops=0)).values()) == {""}
+    assert set(converted(dataclasses.replace(recipe, min_flops=1e9)).values()) == {""}
+    assert recipe.least_size == "8 GFLOP or more and 450 operations for each element"
+    assert dataclasses.replace(recipe, scaling="static").least_size == "8 GFLOP or more"
+
+
+def test_a_product_has_its_operations_by_element() -> None:
+    report = xla_fp8.conversion_report(xla_fp8.convert(lambda x, w: x @ w, EVERY), X, W)
+    (layer,) = report.converted
+    assert layer.size is not None
+    assert layer.size.intensity == 2 * 8 * 16 * 16 / (8 * 16 + 16 * 16 + 8 * 16)
+
+
 def test_delayed_scaling_has_its_state_explicit() -> None:
     fp8 = xla_fp8.convert(network, dataclasses.replace(EVERY, scaling="delayed"))
     state = fp8.init(X, W)
