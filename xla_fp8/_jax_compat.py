@@ -561,6 +561,7 @@ def evaluate_equations(jaxpr: Any, arguments: Sequence[Any]) -> list[Any]:
     module of its own; pvary, which only types arrays for it, does nothing, nor do shardings over that mesh. Source
     locations and scopes are kept.
     """
+    import numpy as np
     from jax.extend import core
 
     user_context = _private("jax._src.source_info_util", "user_context")
@@ -569,7 +570,9 @@ def evaluate_equations(jaxpr: Any, arguments: Sequence[Any]) -> list[Any]:
     values.update(zip(inner.invars, arguments, strict=True))
 
     def read(atom: Any) -> Any:
-        return atom.val if isinstance(atom, core.Literal) else values[atom]
+        if isinstance(atom, core.Literal):  # a literal's value has a type of its own, over a mesh as well
+            return atom.val if _is_plain_type(atom.aval) else np.asarray(atom.val)
+        return values[atom]
 
     for equation in inner.eqns:
         if equation.primitive.name == "pvary":

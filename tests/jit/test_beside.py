@@ -186,6 +186,22 @@ def test_shard_map_on_one_device() -> None:
     check(fn, X, count=1)
 
 
+def test_shard_map_over_some_axes_of_a_mesh() -> None:
+    types = (jax.sharding.AxisType.Auto,) * 2
+    mesh = jax.make_mesh((1, 1), ("i", "j"), devices=jax.devices()[:1], axis_types=types)
+    spec = jax.sharding.PartitionSpec("i")
+
+    @functools.partial(jax.shard_map, mesh=mesh, in_specs=spec, out_specs=spec, axis_names={"i"})
+    def fn(x: jax.Array) -> jax.Array:
+        return quantize(wide_layer(x, W8, 0.5), 0.25)  # scales are literals, which have types over the mesh
+
+    check(fn, X8, count=1)
+    (entry,) = xla_fp8.explain(fn, target="h200")(X8).rewritten
+    assert entry.graph == "1:[f32]conv();2:[f32]scale(1);3:[f8e4m3fn]scale(2);"
+    # One such call in a module, and XLA turns Shardy off for all of it.
+    assert "@Sharding" not in xla_fp8.jit(fn).lower(X8).as_text()
+
+
 def test_export_round_trip() -> None:
     fast = xla_fp8.jit(step)
     exported = jax.export.export(fast)(X)
