@@ -297,3 +297,20 @@ def test_calibration_leaves_weights_wide_that_are_changed_before_they_are_used(x
     recipe = dataclasses.replace(ANY_SIZE, keep_first=0, keep_last=0)
     fp8, served = xla_fp8.calibrate(Normed(), [x], recipe, variables=variables)
     np.testing.assert_array_equal(fp8.apply(served, x), Normed().apply(variables, x))
+
+
+@pytest.mark.skipif(not scans_take_callbacks(), reason="nn.scan of this Flax takes no callbacks")
+def test_calibration_leaves_layers_wide_in_a_scan_that_hands_on_no_scales() -> None:
+    class Recurrent(nn.Module):
+        @nn.compact
+        def __call__(self, x: jax.Array) -> jax.Array:
+            return nn.Dense(16)(nn.RNN(nn.SimpleCell(16))(x))
+
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(4, 5, 16)), jnp.float32)
+    variables = Recurrent().init(jax.random.key(0), x)
+    recipe = dataclasses.replace(ANY_SIZE, keep_first=0, keep_last=0)
+    fp8, served = xla_fp8.calibrate(Recurrent(), [x], recipe, variables=variables)
+    assert 20 < decibels(fp8.apply(served, x), Recurrent().apply(variables, x)) < 45
+    report = xla_fp8.conversion_report(fp8, x)
+    assert {layer.name for layer in report.converted} == {"Dense_0"}
+    assert "fixed scales do not reach" in report.kept[0][1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -86,6 +86,7 @@ class Seen:
 
     Attributes:
         weight: type of the weight.
+        inside: what the layer of a Linen module stands in that hands on no fixed scales.
         lhs, rhs: the largest values of input and weight.
         weights: `_bits` of each.
     """
@@ -93,6 +94,7 @@ class Seen:
     contraction: Contraction
     layer: Layer
     weight: np.dtype[Any]
+    inside: str = ""
     lhs: float = 0.0
     rhs: float = 0.0
     weights: set[int] = dataclasses.field(default_factory=set)
@@ -111,6 +113,10 @@ class Seen:
 def seen_by_layers(model: Any, batches: Iterable[Any], call: Call) -> dict[str, Seen]:
     """What each layer was called with, in the order of the first calls."""
     seen: dict[str, Seen] = {}
+    inside: dict[str, str] = {}
+
+    def meet(layers: Sequence[Layer]) -> None:
+        inside.update({layer.name: layer.inside for layer in layers})
 
     def note(name: str, lhs: Any, rhs: Any, bits: Any) -> None:
         layer = seen[name]
@@ -124,12 +130,12 @@ def seen_by_layers(model: Any, batches: Iterable[Any], call: Call) -> dict[str, 
         if before is None or before.layer.size is None or size.flops > before.layer.size.flops:
             layer = Layer(name, contraction.kind, rhs.shape, size)
             noted = (before.lhs, before.rhs, before.weights) if before else ()
-            seen[name] = Seen(contraction, layer, rhs.dtype, *noted)
+            seen[name] = Seen(contraction, layer, rhs.dtype, inside.get(name, ""), *noted)
         # A callback, because what a transformation inside the model traces could not leave it otherwise.
         jax.debug.callback(functools.partial(note, name), amax_of(lhs), amax_of(rhs), _bits(rhs))
         return contraction.wide(lhs, rhs)
 
-    spied = watched(model, watch)
+    spied = watched(model, watch, meet)
     ran = False
     for batch in batches:
         try:
@@ -154,6 +160,8 @@ def _kept_in_fp8(layer: Layer, seen: Seen, framework: Any, holder: Any, read_els
     obstacle = ""
     if dimensions := weight.ndim - len(layer.weight):
         obstacle = f"its kernel has {dimensions} dimensions more: layers that are stacked stay wide"
+    elif seen.inside:
+        obstacle = f"fixed scales do not reach into {seen.inside}"
     elif layer.name in read_elsewhere:
         obstacle = "something else reads its weight too, and would read FP8 without a scale"
     elif seen.weights != {int(_bits(weight.astype(seen.weight)))}:
@@ -164,7 +172,7 @@ def _kept_in_fp8(layer: Layer, seen: Seen, framework: Any, holder: Any, read_els
 def _bits(weight: jax.Array) -> jax.Array:
     """A number that tells a weight from one with other values. Neither order nor fusion matters to a sum of bits."""
     if weight.dtype not in WIDE_DTYPES:
-        return jnp.uint32(0)
+        return jnp.zeros((), jnp.uint32)
     bits = lax.bitcast_convert_type(weight, jnp.dtype(f"uint{8 * weight.dtype.itemsize}"))
     total: jax.Array = jnp.sum(bits, dtype=jnp.uint32)
     return total

@@ -126,10 +126,19 @@ def planned(model: Any, planner: Planner, order: Sequence[Layer] | None = None) 
     return framework.replaced(model, operators, states, {})
 
 
-def watched(model: Any, watch: Callable[[str, Contraction, jax.Array, jax.Array], jax.Array]) -> Any:
-    """A model of any kind whose contractions are computed by `watch`, as `xla_fp8.models.operators.Watch` has it."""
+def watched(
+    model: Any,
+    watch: Callable[[str, Contraction, jax.Array, jax.Array], jax.Array],
+    meet: Callable[[Sequence[Layer]], None] = lambda layers: None,
+) -> Any:
+    """A model of any kind whose contractions are computed by `watch`, as `xla_fp8.models.operators.Watch` has it.
+
+    Args:
+        meet: is told the layers, in front of each call of a Linen module or a function.
+    """
 
     def planner(layers: Sequence[Layer]) -> dict[str, Operator]:
+        meet(layers)
         return {layer.name: Watch(layer.name, watch) for layer in layers if not layer.obstacle}
 
     return planned(model, planner)
