@@ -407,6 +407,19 @@ def test_requests_are_values() -> None:
     assert hash(request()) == hash(request())
 
 
+def test_pallas_is_imported_by_kernels_alone() -> None:
+    program = """
+import sys
+import jax.numpy as jnp
+import xla_fp8
+xla_fp8.quantize(jnp.ones((4, 4)))
+print("jax.experimental.pallas" in sys.modules)
+"""
+    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=False)
+    assert done.stdout == "False\n", done.stderr
+
+
 # Derivatives
 
 

@@ -16,11 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from xla_fp8.backends.protocol import Yes
-from xla_fp8.backends.quantize.atomic import Atomic
 from xla_fp8.backends.quantize.choice import fastest
-from xla_fp8.backends.quantize.reduction import Reduction
-from xla_fp8.backends.quantize.resident import Resident
-from xla_fp8.backends.quantize.single_pass import SinglePass
 from xla_fp8.backends.registry import platform_name
 from xla_fp8.quantization.errors import QuantizationError
 from xla_fp8.quantization.numerics import ScaleRule, amax_of
@@ -106,7 +102,32 @@ class Lax:
         )
 
 
-ALGORITHMS: tuple[Algorithm, ...] = (Lax(), Atomic(), Reduction(), SinglePass(), Resident())
+ALGORITHMS = ("lax", "atomic", "reduction", "single_pass", "resident")
+"""The names."""
+
+
+@functools.cache
+def named(name: str) -> Algorithm:
+    """The algorithm of a name in `ALGORITHMS`."""
+    # Importing Pallas takes longer than all of xla_fp8: only where a kernel is meant, and only its own half of Pallas.
+    match name:
+        case "atomic":
+            from xla_fp8.backends.quantize.atomic import Atomic
+
+            return Atomic()
+        case "reduction":
+            from xla_fp8.backends.quantize.reduction import Reduction
+
+            return Reduction()
+        case "single_pass":
+            from xla_fp8.backends.quantize.single_pass import SinglePass
+
+            return SinglePass()
+        case "resident":
+            from xla_fp8.backends.quantize.resident import Resident
+
+            return Resident()
+    return Lax()
 
 
 def choose(name: str, request: Request) -> Algorithm:
@@ -115,15 +136,15 @@ def choose(name: str, request: Request) -> Algorithm:
     Raises:
         QuantizationError: there is none of that name, or it cannot do this.
     """
-    known = {algorithm.name: algorithm for algorithm in ALGORITHMS}
-    if name != "auto" and name not in known:
-        raise QuantizationError(f"there is no algorithm {name!r}: expected auto, {', '.join(known)}")
-    if name != "auto":
-        verdict = known[name].supports(request)
-        if not verdict.ok:
-            raise QuantizationError(f"algorithm {name!r} cannot quantize this: {verdict.reason}; algorithm='auto' can")
-        return known[name]
-    return known[fastest(request) or "lax"]
+    if name == "auto":
+        return named(fastest(request) or "lax")
+    if name not in ALGORITHMS:
+        raise QuantizationError(f"there is no algorithm {name!r}: expected auto, {', '.join(ALGORITHMS)}")
+    algorithm = named(name)
+    verdict = algorithm.supports(request)
+    if not verdict.ok:
+        raise QuantizationError(f"algorithm {name!r} cannot quantize this: {verdict.reason}; algorithm='auto' can")
+    return algorithm
 
 
 def run(name: str, request: Request, x: jax.Array, given: jax.Array | None) -> Outcome:
