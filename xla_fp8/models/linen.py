@@ -18,13 +18,15 @@ from xla_fp8 import _jax_compat
 from xla_fp8.models.contraction import Contraction, Kind, abstract
 from xla_fp8.models.errors import MissingPackageError, ModelError
 from xla_fp8.models.injection import Injected
-from xla_fp8.models.operators import Infer, Operator, State, Watch, Wide, call_size
+from xla_fp8.models.operators import Infer, Operator, State, StaticScales, Watch, Wide, call_size
 from xla_fp8.models.plan import Fixed, Layer, Planner
+from xla_fp8.quantization.delayed import DelayedScale, DelayedScaling
 from xla_fp8.quantization.numerics import WIDE_DTYPES
 
 try:
     import flax
     import flax.linen as nn
+    from flax import serialization
 except ImportError as error:
     raise MissingPackageError("flax") from error
 
@@ -177,6 +179,24 @@ def layers(model: nn.Module, method: str, *args: Any, **kwargs: Any) -> list[Lay
     return found
 
 
+def _register_with_flax(state: type) -> None:
+    """Lets `flax.serialization` write what a layer keeps, and read it back into a state of its kind."""
+    names = [field.name for field in dataclasses.fields(state) if not field.metadata.get("static")]
+
+    def to_dict(value: Any) -> dict[str, Any]:
+        return {name: serialization.to_state_dict(getattr(value, name)) for name in names}
+
+    def from_dict(value: Any, read: Mapping[str, Any]) -> Any:
+        parts = {name: serialization.from_state_dict(getattr(value, name), read[name], name) for name in names}
+        return dataclasses.replace(value, **parts)
+
+    serialization.register_serialization_state(state, to_dict, from_dict, override=True)
+
+
+for _kind in (DelayedScaling, DelayedScale, StaticScales):
+    _register_with_flax(_kind)
+
+
 _TRACED_FOR = jax.make_user_context()  # type: ignore[no-untyped-call]
 """Part of the key of jit's cache: nn.jit would call what it traced for other operators."""
 
@@ -257,7 +277,9 @@ def _state(scope: Any, operator: Operator) -> State:
         if not scope.is_mutable_collection(COLLECTION):
             raise ModelError(
                 f"{operator.name} has no state in the collection {COLLECTION!r} of the variables: make it with "
-                f"model.init(...), and hand it to apply: {{'params': ..., {COLLECTION!r}: variables[{COLLECTION!r}]}}"
+                f"model.init(...), and hand it to apply: {{'params': ..., {COLLECTION!r}: variables[{COLLECTION!r}]}}. "
+                "Hand init arguments of the sizes that are trained with (jax.ShapeDtypeStruct, with model.lazy_init): "
+                "a layer that is too small for FP8 there has no state"
             )
         scope.put_variable(COLLECTION, _STATE, initial)
     state: State = scope.get_variable(COLLECTION, _STATE)
