@@ -450,27 +450,17 @@ def test_files_that_are_hidden_are_not_the_users(tmp_path: Path) -> None:
     assert _jax_compat.is_user_file(str(theirs))
 
 
-def test_inline_ptx_reaches_the_kernel() -> None:
+def lowered_for_hopper(kernel: Any, scratch: Any) -> str:
+    """A kernel of Pallas Mosaic GPU from i32[128] to i32[128], lowered by the JAX that can without a GPU."""
     import jax.experimental.pallas.mosaic_gpu as plgpu
     from jax.sharding import AbstractDevice, AbstractMesh
 
     if not hasattr(jax.sharding, "use_abstract_mesh"):
         pytest.skip("this JAX cannot lower for a device that is not there")
-
-    def kernel(x: Any, y: Any, shared: Any) -> None:
-        @plgpu.inline_mgpu(  # type: ignore[no-untyped-call,untyped-decorator]
-            arg_types=(plgpu.RefType(), plgpu.RefType(), plgpu.Layout.WG_SPLAT(()))
-        )
-        def run(_: Any, shared: Any, y: Any, value: Any) -> None:
-            text = "st.shared.b32 [$0], 7; red.global.add.f32 [$1], $2;"
-            _jax_compat.inline_ptx(text, shared=[shared], pointers=[y], values=[value])
-
-        run(shared, y, jnp.float32(1))
-
     call = plgpu.kernel(
         kernel,
-        out_type=jax.ShapeDtypeStruct((4,), jnp.int32),
-        scratch_types=[plgpu.SMEM((4,), jnp.int32)],
+        out_type=jax.ShapeDtypeStruct((128,), jnp.int32),
+        scratch_types=[scratch],
         grid=(1,),
         grid_names=("program",),
         num_threads=1,
@@ -482,10 +472,41 @@ def test_inline_ptx_reaches_the_kernel() -> None:
     except TypeError:
         device = AbstractDevice(device_kind="NVIDIA H200", num_cores=132)
     with jax.sharding.use_abstract_mesh(AbstractMesh((), (), abstract_device=device)):
-        traced = jax.jit(call).trace(jax.ShapeDtypeStruct((4,), jnp.int32))
-        text = traced.lower(lowering_platforms=("cuda",)).as_text()
+        traced = jax.jit(call).trace(jax.ShapeDtypeStruct((128,), jnp.int32))
+        return traced.lower(lowering_platforms=("cuda",)).as_text()
+
+
+def test_inline_ptx_reaches_the_kernel() -> None:
+    import jax.experimental.pallas.mosaic_gpu as plgpu
+
+    def kernel(x: Any, y: Any, shared: Any) -> None:
+        @plgpu.inline_mgpu(  # type: ignore[no-untyped-call,untyped-decorator]
+            arg_types=(plgpu.RefType(), plgpu.RefType(), plgpu.Layout.WG_SPLAT(()))
+        )
+        def run(_: Any, shared: Any, y: Any, value: Any) -> None:
+            text = "st.shared.b32 [$0], 7; red.global.add.f32 [$1], $2;"
+            _jax_compat.inline_ptx(text, shared=[shared], pointers=[y], values=[value])
+
+        run(shared, y, jnp.float32(1))
+
+    text = lowered_for_hopper(kernel, plgpu.SMEM((4,), jnp.int32))
     assert "st.shared.b32" in text
     assert "r,l,f,~{memory}" in text
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("optimized", [True, False])
+def test_a_ref_is_loaded_in_a_layout(optimized: bool) -> None:
+    import jax.experimental.pallas.mosaic_gpu as plgpu
+
+    loaded = []
+
+    def kernel(x: Any, y: Any, shared: Any) -> None:
+        loaded.append(_jax_compat.load_ref(shared, plgpu.Layout.WG_STRIDED((128,), vec_size=1), optimized=optimized))
+        shared[...] = loaded[0] + 1
+
+    lowered_for_hopper(kernel, plgpu.SMEM((128,), jnp.int32))
+    assert loaded[0].shape == (128,)
 
 
 def test_an_equation_is_bound_in_its_own_context_behind_the_current_scopes() -> None:

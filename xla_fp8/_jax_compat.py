@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import inspect
 import io
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -782,7 +783,19 @@ def _custom_calls(operation: Any) -> Iterator[Any]:
                 yield from _custom_calls(inner.operation)
 
 
-# Kernels of Pallas Mosaic GPU: the dialects of MLIR.
+# Kernels of Pallas Mosaic GPU: a load whose parameters vary, and the dialects of MLIR.
+
+
+def load_ref(ref: Any, layout: Any, *, optimized: bool = True) -> Any:
+    """`plgpu.load` of a whole ref in a layout. JAX 0.10 wants an index, of which 0.11 warns and which 0.12 has not.
+
+    Args:
+        optimized: as `plgpu.load` has it: whether a load without an optimized implementation is an error.
+    """
+    load = _private("jax.experimental.pallas.mosaic_gpu", "load")
+    index = inspect.signature(load).parameters.get("idx")
+    is_required = index is not None and index.default is inspect.Parameter.empty
+    return load(ref, *([()] if is_required else []), layout=layout, optimized=optimized)
 
 
 def inline_ptx(text: str, shared: Sequence[Any], pointers: Sequence[Any], values: Sequence[Any] = ()) -> None:

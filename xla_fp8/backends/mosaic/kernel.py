@@ -48,6 +48,7 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import lax
 
+from xla_fp8 import _jax_compat
 from xla_fp8.backends.mosaic import amax
 from xla_fp8.backends.mosaic.configs import CONSUMERS, Config
 from xla_fp8.backends.mosaic.epilogue import SUMS, Epilogue
@@ -665,7 +666,7 @@ class _Sides:
             if i in tensors:
                 return tensors[i]
             part = self.vector_smem[i].at[self.warpgroup, pl.ds(column_block * columns, columns)]
-            vector = _load(part, plgpu.Layout.WGMMA.reduce(0))
+            vector = _jax_compat.load_ref(part, plgpu.Layout.WGMMA.reduce(0), optimized=False)
             return lax.broadcast_in_dim(vector, shape, (1,))
 
         return read
@@ -702,11 +703,3 @@ def _places(types: Sequence[Any]) -> list[tuple[Any, int]]:
     """Each type, with how many blocks of it are as large as one of the largest type."""
     largest = max(jnp.dtype(dtype).itemsize for dtype in types)
     return [(dtype, largest // jnp.dtype(dtype).itemsize) for dtype in types]
-
-
-def _load(ref: Any, layout: Any) -> jax.Array:
-    """`plgpu.load` of a whole ref, whose second parameter JAX 0.10 wants and JAX 0.12 does not have."""
-    try:
-        return plgpu.load(ref, layout=layout, optimized=False)  # type: ignore[call-arg]
-    except TypeError:
-        return plgpu.load(ref, (), layout=layout, optimized=False)

@@ -318,7 +318,7 @@ class _Worker:
     def _load(self, j: jax.Array) -> list[jax.Array]:
         layout = plgpu.Layout.WG_STRIDED(self._part_shape, vec_size=self._vector)
         parts = range(self.chunks.rows // self._part_shape[0])
-        return [_load(self.wide.at[self._slot(j), self._rows_of(part)], layout) for part in parts]
+        return [_jax_compat.load_ref(self.wide.at[self._slot(j), self._rows_of(part)], layout) for part in parts]
 
     def _load_transposed(self, j: jax.Array) -> jax.Array:
         """The transposed chunk: each thread has the `length` elements of one of its rows that it stores at once."""
@@ -369,14 +369,6 @@ def _larger(largest: jax.Array, parts: list[jax.Array]) -> jax.Array:
     for part in parts:
         largest = jnp.maximum(largest, jnp.abs(part))
     return largest
-
-
-def _load(ref: Any, layout: Any) -> jax.Array:
-    """`plgpu.load` of a whole ref, whose second parameter JAX 0.10 wants and JAX 0.12 does not have."""
-    try:
-        return plgpu.load(ref, layout=layout)  # type: ignore[call-arg]
-    except TypeError:
-        return plgpu.load(ref, (), layout=layout)
 
 
 def _store(ref: Any, value: jax.Array) -> None:
