@@ -180,6 +180,8 @@ def is_calibrated(model: Any, framework: Any) -> bool:
 def _function(model: Any, planner: Planner) -> ConvertedFunction | StatefulFunction:
     if isinstance(model, (ConvertedFunction, StatefulFunction)):
         model = model.function
+    if isinstance(model, type):
+        raise ModelError(f"{model.__name__} is a class: hand over a model that was made of it")
     if not callable(model):
         raise ModelError(
             f"{type(model).__name__} is no model: expected a module of flax.nnx, flax.linen or equinox, or a function "

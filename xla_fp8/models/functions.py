@@ -11,9 +11,11 @@ import jax
 
 from xla_fp8 import _jax_compat
 from xla_fp8.models.contraction import Contraction, Kind, abstract
+from xla_fp8.models.errors import ModelError
 from xla_fp8.models.injection import contraction_of
 from xla_fp8.models.operators import Operator, State, Wide
 from xla_fp8.models.plan import Layer, Planner
+from xla_fp8.quantization.delayed import DelayedScaling
 from xla_fp8.quantization.numerics import WIDE_DTYPES
 from xla_fp8.tracing.equations import BODIES, CALLS, CONTRACTIONS, DERIVATIVE_RULES, bodies, is_literal
 
@@ -69,6 +71,11 @@ class StatefulFunction:
         return {name: state for name, state in states.items() if state is not None}
 
     def __call__(self, state: Mapping[str, State], *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(state, Mapping) or not all(isinstance(each, DelayedScaling) for each in state.values()):
+            raise ModelError(
+                "a function with delayed scaling takes its state first: state = converted.init(x, w), then "
+                f"converted(state, x, w). The first argument is {type(state).__name__} without that"
+            )
         return _Traced.of(self.function, args, kwargs).run(self.planner, state)
 
     def layers(self, *args: Any, **kwargs: Any) -> list[Layer]:

@@ -98,7 +98,7 @@ class Train:
         if self.recipe.scaling == "delayed" and not isinstance(state, DelayedScaling):
             raise ModelError(
                 f"{self.name}: delayed scaling needs the layer's state; convert the model with xla_fp8.convert, which "
-                "keeps it, or use dynamic scales"
+                "keeps it (of a function, what its init made for arguments of these sizes), or use dynamic scales"
             )
         scaling = state if isinstance(state, DelayedScaling) else None
         with jax.named_scope(f"fp8:{self.name}"):

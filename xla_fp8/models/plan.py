@@ -7,6 +7,7 @@ import fnmatch
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
 from xla_fp8.models.contraction import Size
+from xla_fp8.models.errors import ModelError
 from xla_fp8.models.operators import Operator, Train, Wide, why_small
 from xla_fp8.models.recipe import Recipe
 
@@ -100,12 +101,19 @@ def not_run(known: Mapping[str, Layer], seen: Container[str], why: str) -> list[
 
 
 def filter_of(accepts: Filter) -> Callable[[Layer], bool]:
-    """A filter as a function."""
+    """A filter as a function.
+
+    Raises:
+        ModelError: neither a function nor patterns.
+    """
     if accepts is None:
         return _accepts_all
     if callable(accepts):
         return accepts
-    return _Patterns((accepts,) if isinstance(accepts, str) else tuple(accepts))
+    patterns = (accepts,) if isinstance(accepts, str) else tuple(accepts) if isinstance(accepts, Iterable) else None
+    if patterns is None or not all(isinstance(pattern, str) for pattern in patterns):
+        raise ModelError(f"filter={accepts!r}: expected a function of a Layer, or patterns of names: 'decoder/*'")
+    return _Patterns(patterns)
 
 
 def _accepts_all(layer: Layer) -> bool:

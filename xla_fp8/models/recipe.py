@@ -68,7 +68,18 @@ class Recipe:
 
     @staticmethod
     def of(recipe: Recipe | str) -> Recipe:
-        """A recipe, or one with that scaling and everything else by default."""
+        """A recipe, or one with that scaling and everything else by default.
+
+        Raises:
+            ModelError: neither.
+        """
+        given: object = recipe
+        if not isinstance(given, (Recipe, str)):
+            what = f"the class {given.__name__}" if isinstance(given, type) else type(given).__name__
+            raise ModelError(
+                f"recipe is {what}: expected an xla_fp8.Recipe(...) or the name of a scaling, 'delayed'. Arguments of "
+                "a call go to example="
+            )
         return recipe if isinstance(recipe, Recipe) else Recipe(recipe)  # type: ignore[arg-type]
 
     def initial_scaling(self) -> DelayedScaling:
