@@ -158,6 +158,14 @@ def test_transpose(options: Any) -> None:
     same(q.swapaxes(0, 2).dequantize(), wide.swapaxes(0, 2))
 
 
+@pytest.mark.parametrize(
+    "function", [lambda q: q.transpose(5, 1, 0), lambda q: q.swapaxes(0, -4), lambda q: q[0, 0].mT]
+)
+def test_a_dimension_that_there_is_not_is_told(function: Any) -> None:
+    with pytest.raises(xla_fp8.QuantizationError, match=r"there is no dimension (5|-4|-2) in Float8"):
+        function(xla_fp8.quantize(X))
+
+
 def test_exchanging_the_last_dimensions_exchanges_the_copies() -> None:
     q = xla_fp8.quantize(X, layout="both")
     assert q.mT.data is q.transposed

@@ -153,7 +153,7 @@ class Float8(Operators):
     def transpose(self, *axes: Any) -> Float8:
         """As jax.Array.transpose. Exchanging the last two dimensions exchanges the copies, where there are both."""
         order = axes[0] if len(axes) == 1 and isinstance(axes[0], Sequence) else axes
-        order = tuple(operator.index(a) % self.ndim for a in order) or tuple(reversed(range(self.ndim)))
+        order = tuple(map(self._dimension, order)) or tuple(reversed(range(self.ndim)))
         scale = scale_shapes.transposed(scale_shapes.full(self.scale, self.ndim), order)
         if self.transposed is not None and order == (*range(self.ndim - 2), self.ndim - 1, self.ndim - 2):
             return Float8(self.transposed, scale, self.data)
@@ -161,7 +161,8 @@ class Float8(Operators):
 
     def swapaxes(self, axis1: int, axis2: int) -> Float8:
         order = list(range(self.ndim))
-        order[axis1], order[axis2] = order[axis2], order[axis1]
+        first, second = self._dimension(axis1), self._dimension(axis2)
+        order[first], order[second] = second, first
         return self.transpose(order)
 
     @property
@@ -172,6 +173,13 @@ class Float8(Operators):
     def mT(self) -> Float8:
         """The last two dimensions exchanged."""
         return self.swapaxes(-1, -2)
+
+    def _dimension(self, axis: Any) -> int:
+        """`axis`, counted from the front."""
+        index = operator.index(axis)
+        if not -self.ndim <= index < self.ndim:
+            raise QuantizationError(f"there is no dimension {index} in {self!r}")
+        return index % self.ndim
 
     # What it is not
 
