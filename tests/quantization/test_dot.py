@@ -64,6 +64,20 @@ def test_a_scale_along_what_is_contracted_is_refused() -> None:
         xla_fp8.dot_general(xla_fp8.quantize(normal(4, 8)), w, numbers)
 
 
+@pytest.mark.parametrize(
+    ("numbers", "told"),
+    [
+        ((((-1,), (0,)), ((), ())), r"lhs_contracting of \(-1,\)"),
+        ((((1,), (2,)), ((), ())), r"rhs_contracting of \(2,\)"),
+        ((((0,), (0,)), ((), ())), r"dimensions to have the same shape, got \(4,\) and \(6,\)"),
+    ],
+)
+def test_wrong_dimension_numbers_are_told_as_they_were_given(numbers: Any, told: str) -> None:
+    lhs, rhs = (xla_fp8.quantize(jnp.ones(shape), layout="transposed", axis=1) for shape in ((4, 6), (6, 5)))
+    with pytest.raises(TypeError, match=told):
+        xla_fp8.dot_general(lhs, rhs, numbers)
+
+
 def test_result_types_scale_and_amax() -> None:
     x, w = xla_fp8.quantize(normal(4, 8)), xla_fp8.quantize(normal(8, 3))
     numbers = (((1,), (0,)), ((), ()))

@@ -11,6 +11,7 @@ gemm_rewriter.cc); it takes scalars only, so scales by channel stand behind the 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -96,6 +97,9 @@ def _cast(y: jax.Array, out_scale: ArrayLike | None, out_dtype: DTypeLike | None
 
 def _float8_dot(lhs: Float8, rhs: Float8, dimension_numbers: DimensionNumbers, precision: Any) -> jax.Array:
     """The dot of two Float8, scaled, in f32."""
+    # First of all JAX says what is wrong with shapes and numbers, in the terms in which they were given.
+    shapes = (jax.ShapeDtypeStruct(q.shape, jnp.float32) for q in (lhs, rhs))  # type: ignore[no-untyped-call]
+    jax.eval_shape(functools.partial(lax.dot_general, dimension_numbers=dimension_numbers), *shapes)
     (left_contracted, right_contracted), (left_batch, right_batch) = dimension_numbers
     left = _operand(lhs, left_contracted, left_batch, "lhs")
     right = _operand(rhs, right_contracted, right_batch, "rhs")
