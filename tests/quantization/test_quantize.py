@@ -194,6 +194,7 @@ def test_nothing() -> None:
 def test_eps() -> None:
     x = np.float32([1e-10, -2e-10])
     same(xla_fp8.quantize(x, eps=1e-6).scale, np.float32(1e-6) * np.float32(1 / 448))
+    same(xla_fp8.quantize(x, eps=jnp.float32(1e-6)).scale, np.float32(1e-6) * np.float32(1 / 448))  # type: ignore[arg-type]
     same(xla_fp8.quantize(np.float32([3.0]), eps=1e-6).scale, np.float32(3) * np.float32(1 / 448))
 
 
@@ -379,6 +380,7 @@ def test_axis_name_under_vmap() -> None:
         (np.ones((3, 4), np.float32), {"amax": np.ones(3), "axis": 1}, r"must be \[4\] or \[1, 4\]"),
         (np.ones(3, np.float32), {"eps": 1e-40}, "would overflow"),
         (np.ones(3, np.float32), {"eps": np.inf}, "eps=inf"),
+        (np.ones(3, np.float32), {"eps": 1e39}, r"eps=1e\+39: expected a number from 5.27e-36, .* to 3.4e\+38"),
     ],
 )
 def test_refusals_say_what_to_change(x: Any, options: Any, message: str) -> None:

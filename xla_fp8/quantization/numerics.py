@@ -28,6 +28,7 @@ WIDE_DTYPES = tuple(jnp.dtype(dtype) for dtype in (jnp.float32, jnp.bfloat16, jn
 """What can be quantized."""
 
 _SMALLEST_NORMAL = 2.0**-126
+_LARGEST_F32 = float(np.finfo(np.float32).max)
 _EXPONENT_BITS = 0x7F800000
 
 
@@ -56,10 +57,13 @@ class ScaleRule:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", fp8_dtype(self.dtype))
-        if self.eps is not None and not self._least_amax <= self.eps < math.inf:
+        if self.eps is None:
+            return
+        object.__setattr__(self, "eps", float(self.eps))  # an array would make the rule unhashable
+        if not self._least_amax <= self.eps <= _LARGEST_F32:
             raise QuantizationError(
-                f"eps={self.eps}: expected a number of at least {self._least_amax:.3g}; with less the multiplier "
-                f"{self.largest:g} / eps would overflow f32"
+                f"eps={self.eps:g}: expected a number from {self._least_amax:.3g}, below which the multiplier "
+                f"{self.largest:g} / eps would overflow f32, to {_LARGEST_F32:.3g}"
             )
 
     @functools.cached_property
