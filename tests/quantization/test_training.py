@@ -569,7 +569,10 @@ def test_refusals() -> None:
         xla_fp8.fake_quantize(x, saturated="clip")  # type: ignore[arg-type]
     with pytest.raises(xla_fp8.QuantizationError, match=r"(?s)rhs is a Float8.*xla_fp8.dot_general"):
         xla_fp8.fp8_dot(x, q)  # type: ignore[arg-type]
-    with pytest.raises(xla_fp8.QuantizationError, match="not int32"):
-        xla_fp8.fp8_dot(x, jnp.ones((3, 3), jnp.int32))
+    for dtype in (jnp.int32, jnp.float8_e4m3fn):
+        with pytest.raises(
+            xla_fp8.QuantizationError, match=rf"rhs is {jnp.dtype(dtype).name}: .* take float32, bfloat16"
+        ):
+            xla_fp8.fp8_dot(x, jnp.ones((3, 3), dtype))
     with pytest.raises(xla_fp8.QuantizationError, match="not to float16"):
         xla_fp8.fp8_dot(x, x, dtype=jnp.float16)

@@ -27,7 +27,7 @@ from xla_fp8.quantization.derivatives import link, straight_through
 from xla_fp8.quantization.dot import DimensionNumbers
 from xla_fp8.quantization.errors import QuantizationError
 from xla_fp8.quantization.float8 import Float8
-from xla_fp8.quantization.numerics import amax_of, fp8_dtype
+from xla_fp8.quantization.numerics import WIDE_DTYPES, amax_of, fp8_dtype
 from xla_fp8.quantization.quantize import quantize
 
 FilterGradient = Literal["auto", "wide", "fp8"]
@@ -272,6 +272,11 @@ def _recipe(
             raise QuantizationError(
                 f"{name} is a Float8: fp8_dot and fp8_conv quantize by themselves, and give a Float8 no gradient. Pass "
                 "the tensor that it was made of, or multiply with xla_fp8.dot_general"
+            )
+        if (found := jnp.result_type(operand)) not in WIDE_DTYPES:
+            raise QuantizationError(
+                f"{name} is {found.name}: fp8_dot and fp8_conv take {', '.join(d.name for d in WIDE_DTYPES)}, and "
+                "quantize by themselves"
             )
     if filter_gradient not in get_args(FilterGradient):
         expected = ", ".join(map(repr, get_args(FilterGradient)))
