@@ -192,16 +192,23 @@ def _operands(module: HloModule) -> Iterator[Change]:
 
 
 def _parameters(module: HloModule) -> Iterator[Change]:
-    """No unused parameters of the entry, and one parameter instead of two of one shape."""
+    """Fewer unused parameters of the entry, many at once first, and one parameter instead of two of one shape."""
 
-    def drop(module: HloModule) -> bool:
-        entry = module.entry
-        unused = [p for p in entry.parameters if not p.users and not p.is_root and not p.has_control_dependencies]
-        for parameter in unused:
-            entry.remove(parameter)
-        for number, parameter in enumerate(entry.parameters):
-            parameter.payload = str(number)
-        return bool(unused)
+    def unused(module: HloModule) -> list[str]:
+        parameters = module.entry.parameters
+        return [p.name for p in parameters if not p.users and not p.is_root and not p.has_control_dependencies]
+
+    def drop(names: list[str]) -> Change:
+        def change(module: HloModule) -> bool:
+            entry = module.entry
+            there = [name for name in names if name in entry]
+            for name in there:
+                entry.remove(entry.instruction(name))
+            for number, parameter in enumerate(entry.parameters):
+                parameter.payload = str(number)
+            return bool(there)
+
+        return change
 
     def merge(name: str, other: str) -> Change:
         def change(module: HloModule) -> bool:
@@ -209,11 +216,12 @@ def _parameters(module: HloModule) -> Iterator[Change]:
             if name not in entry or other not in entry:
                 return False
             entry.replace_all_uses_with(entry.instruction(other), entry.instruction(name))
-            return drop(module)
+            return drop([other])(module)
 
         return change
 
-    yield drop
+    names = unused(module)
+    yield from (drop(names[start:end]) for start, end in _chunks(len(names)))
     parameters = module.entry.parameters
     for index, parameter in enumerate(parameters):
         for other in parameters[index + 1 :]:

@@ -71,6 +71,13 @@ def test_outputs_are_dropped_where_a_tuple_is_interesting() -> None:
     assert len(module.entry.root.operands) == 1
 
 
+def test_unused_parameters_go_where_one_of_them_is_interesting() -> None:
+    unused = "".join(f"  p{n} = {kind}[4] parameter({n})\n" for n, kind in enumerate(("u8", "s32", "s8", "u16")))
+    module = hlo.parse(f"HloModule m\n\nENTRY main {{\n{unused}  ROOT x = f32[4] parameter(4)\n}}\n")
+    left = reduce(module, lambda candidate: "s32" in candidate)
+    assert [p.shape.element_type for p in left.entry.parameters] == ["s32", "f32"]
+
+
 def test_the_original_is_left_as_it_is_and_nothing_is_asked_twice() -> None:
     module = hlo.parse(MODULE)
     asked: list[str] = []
