@@ -157,9 +157,10 @@ class Before:
         """The flow that each call replaced; None where no convolution that is gone fits."""
         regions = {i: self._replaced(i) for i in self._order if i in self._gone and i.opcode == "convolution"}
         operands = {i: {operand.name for operand in self._boundary(region)} for i, region in regions.items()}
+        op_names = {i: i.op_name for i in regions}  # once: every call is held against all of them
         for call in calls:
-            names = {operand.name for operand in call.operands}
-            fits = {i: (i.op_name == call.op_name, len(operands[i] & names)) for i in regions}
+            names, op_name = {operand.name for operand in call.operands}, call.op_name
+            fits = {i: (op_names[i] == op_name, len(operands[i] & names)) for i in regions}
             best = max(fits, key=fits.__getitem__, default=None)
             yield self._flow(regions.pop(best)) if best is not None and fits[best] != (False, 0) else None
 

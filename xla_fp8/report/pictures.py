@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Sequence
 
@@ -114,13 +115,19 @@ def _graph(entry: Entry) -> Graph | None:
 
 def _calls(module: HloModule, entries: Sequence[Entry], own: dict[int, HloInstruction]) -> dict[int, HloInstruction]:
     """The call that each rewritten entry became: one with its graph, and its name or else its op_name."""
-    calls = {i: graph_of(i) for c in module.computations for i in c if i.opcode == "custom-call"}
+    named: dict[tuple[Graph | None, str], HloInstruction] = {}
+    alike: dict[tuple[Graph | None, str], list[HloInstruction]] = {}
+    for call in (i for c in module.computations for i in c if i.opcode == "custom-call"):
+        graph = graph_of(call)
+        named[graph, call.name] = call
+        alike.setdefault((graph, call.op_name), []).append(call)
     found: dict[int, HloInstruction] = {}
+    taken: set[HloInstruction] = set()
     for number in (n for n in own if entries[n].graph):
         before, graph = own[number], _graph(entries[number])
-        likeness = {c: (c.name == before.name, c.op_name == before.op_name) for c, g in calls.items() if g == graph}
-        best = max(likeness, key=likeness.__getitem__, default=None)
-        if best is not None and any(likeness[best]):
+        candidates = itertools.chain([named.get((graph, before.name))], alike.get((graph, before.op_name), ()))
+        best = next((call for call in candidates if call is not None and call not in taken), None)
+        if best is not None:
             found[number] = best
-            del calls[best]
+            taken.add(best)
     return found
