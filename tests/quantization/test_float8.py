@@ -84,8 +84,10 @@ def test_to_the_other_fp8_type(options: Any) -> None:
 
 def test_a_scale_that_does_not_fit_is_told() -> None:
     for scale in (jnp.ones(5), jnp.ones((3, 1, 1, 1)), jnp.ones((1, 1, 3))):
-        with pytest.raises(xla_fp8.QuantizationError, match=r"does not fit data of shape \[3, 4, 6\]"):
-            Float8(X.astype(E4M3), scale).dequantize()
+        q = Float8(X.astype(E4M3), scale)
+        for function in (q.dequantize, lambda q=q: q[0], lambda q=q: q.reshape(12, 6), lambda q=q: q.mT):
+            with pytest.raises(xla_fp8.QuantizationError, match=r"does not fit data of shape \[3, 4, 6\]"):
+                function()
     with pytest.raises(xla_fp8.QuantizationError, match="without data"):
         Float8(None, jnp.ones(())).dequantize()
 

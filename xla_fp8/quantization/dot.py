@@ -21,7 +21,6 @@ from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
 from xla_fp8.functions import FP8_DTYPES, saturating_cast
-from xla_fp8.quantization import scale_shapes
 from xla_fp8.quantization.errors import QuantizationError
 from xla_fp8.quantization.float8 import Float8
 
@@ -132,8 +131,7 @@ class _Operand:
 
 
 def _operand(q: Float8, contracted: Sequence[int], batch: Sequence[int], name: str) -> _Operand:
-    scale_shapes.check(q.scale.shape, q.shape)
-    scale = scale_shapes.full(q.scale, q.ndim)
+    scale = q.full_scale()
     factor = None
     of_copy = {d: d for d in range(q.ndim)}
     if q.transposed is not None and _prefers_transposed(q, contracted, batch):

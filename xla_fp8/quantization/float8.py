@@ -98,10 +98,8 @@ class Float8(Operators):
             QuantizationError: the scale does not fit the data.
             DifferentiationError: when it is differentiated with respect to the data or the scale.
         """
-        row = self.row_major()
-        scale_shapes.check(self.scale.shape, row.shape)
-        scale = refuse(scale_shapes.full(self.scale, row.ndim), "a Float8")
-        return (refuse(row, "a Float8").astype(jnp.float32) * scale).astype(dtype)
+        scale = refuse(self.full_scale(), "a Float8")
+        return (refuse(self.row_major(), "a Float8").astype(jnp.float32) * scale).astype(dtype)
 
     def unscaled(self, dtype: DTypeLike = jnp.float32) -> jax.Array:
         """The data without the scale, converted to `dtype`; bfloat16, float16 and float32 hold every FP8 value."""
@@ -111,6 +109,16 @@ class Float8(Operators):
         """`data`, or where there is only the transposed copy, that one transposed back."""
         return self.data if self.data is not None else jnp.swapaxes(self._copy(), -1, -2)
 
+    def full_scale(self) -> jax.Array:
+        """`scale` with as many dimensions as the data; [] where it is one number.
+
+        Raises:
+            QuantizationError: it does not fit the data.
+        """
+        scale_shapes.check(self.scale.shape, self.shape)
+        full: jax.Array = scale_shapes.full(self.scale, self.ndim)
+        return full
+
     def astype(self, dtype: DTypeLike) -> Any:
         """A jax.Array: `dequantize(dtype)`. To the other FP8 type a Float8, quantized anew, with as many scales."""
         wanted = jnp.dtype(dtype)
@@ -119,7 +127,7 @@ class Float8(Operators):
         if wanted not in FP8_DTYPES:
             return self.dequantize(wanted)
         wide = self.dequantize()
-        scale = scale_shapes.full(self.scale, wide.ndim)
+        scale = self.full_scale()
         request = algorithms.Request(
             wide.shape,
             wide.dtype,
@@ -139,7 +147,7 @@ class Float8(Operators):
 
     def __getitem__(self, index: Any) -> Float8:
         row = self.row_major()
-        return Float8(row[index], scale_shapes.indexed(scale_shapes.full(self.scale, row.ndim), row.shape, index))
+        return Float8(row[index], scale_shapes.indexed(self.full_scale(), row.shape, index))
 
     def __iter__(self) -> Iterator[Float8]:
         return (self[i] for i in range(len(self)))
@@ -148,13 +156,13 @@ class Float8(Operators):
         """As jax.Array.reshape. A dimension with a scale for each index must stay one."""
         row = self.row_major()
         data = row.reshape(*shape)
-        return Float8(data, scale_shapes.reshaped(scale_shapes.full(self.scale, row.ndim), row.shape, data.shape))
+        return Float8(data, scale_shapes.reshaped(self.full_scale(), row.shape, data.shape))
 
     def transpose(self, *axes: Any) -> Float8:
         """As jax.Array.transpose. Exchanging the last two dimensions exchanges the copies, where there are both."""
         order = axes[0] if len(axes) == 1 and isinstance(axes[0], Sequence) else axes
         order = tuple(map(self._dimension, order)) or tuple(reversed(range(self.ndim)))
-        scale = scale_shapes.transposed(scale_shapes.full(self.scale, self.ndim), order)
+        scale = scale_shapes.transposed(self.full_scale(), order)
         if self.transposed is not None and order == (*range(self.ndim - 2), self.ndim - 1, self.ndim - 2):
             return Float8(self.transposed, scale, self.data)
         return Float8(self.row_major().transpose(order), scale)
