@@ -64,9 +64,10 @@ def _filled(shape: tuple[int, ...], std: float, dtype: Any) -> jax.Array:
 class Program:
     """
     Attributes:
-        function: (state, batch) → (state, result) where it trains: the state may be written over. Else (state, batch) →
-            result: to give hundreds of parameters back would keep the host busy for longer than some networks take.
-        state, batch: trees of `Random` and arrays.
+        function: (state, batch) → (state, result) where it trains. Else (state, batch) → result: to give hundreds of
+            parameters back would keep the host busy for longer than some networks take.
+        state, batch: trees of `Random` and arrays. Where it trains, all of the state but its last part may be written
+            over. That is the scales: numbers, of which XLA would copy every one.
     """
 
     function: Callable[[Any, Any], Any]
@@ -77,7 +78,12 @@ class Program:
 
     def step(self, compiled: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
         """(state, batch) → (state, result), of the compiled function."""
-        return compiled if self.trains else lambda state, batch: (state, compiled(state, batch))
+        if self.trains:
+            return lambda state, batch: compiled(state[:-1], state[-1], batch)
+        return lambda state, batch: (state, compiled(state, batch))
+
+    def _trained(self, written: Any, kept: Any, batch: Any) -> Any:
+        return self.function((*written, kept), batch)
 
     def lower(self, tell: Callable[[Any], object], platforms: tuple[str, ...] | None = None) -> Any:
         """Traced and lowered.
@@ -86,12 +92,14 @@ class Program:
             tell: called with the report of `xla_fp8.jit`.
             platforms: for which, if not for this machine's.
         """
+        function = self._trained if self.trains else self.function
+        state = (self.state[:-1], self.state[-1]) if self.trains else (self.state,)
         donated = (0,) if self.trains else ()
         if self.compiler == XLA:
-            jitted = jax.jit(self.function, donate_argnums=donated)
+            jitted = jax.jit(function, donate_argnums=donated)
         else:
-            jitted = xla_fp8.jit(self.function, donate_argnums=donated, backend=self.compiler, report=tell)
-        traced = jitted.trace(structs(self.state), structs(self.batch))
+            jitted = xla_fp8.jit(function, donate_argnums=donated, backend=self.compiler, report=tell)
+        traced = jitted.trace(*structs(state), structs(self.batch))
         return traced.lower(lowering_platforms=platforms) if platforms else traced.lower()
 
 

@@ -90,6 +90,21 @@ on_eight = jax.jit(
 np.testing.assert_allclose(amaxes(on_eight[1]), amaxes(on_one[1]), rtol=1e-5)
 assert amaxes(on_one[1])[0, 0] == 9
 np.testing.assert_allclose(on_eight[0], on_one[0], rtol=1e-2, atol=1e-2 * float(jnp.max(jnp.abs(on_one[0]))))
+
+# States on several devices, updated together: each stays where it is.
+at = jax.devices()[:2]
+model = [jax.device_put(scaling, device) for device in at]
+seen = [jax.device_put(expected[1], device) for device in at]
+for device, state in zip(at, xla_fp8.update_scaling(model, seen)):
+    assert {leaf.device for leaf in jax.tree.leaves(state)} == {device}
+    jax.tree.map(np.testing.assert_array_equal, state, scaling.update(expected[1]))
+# And under shard_map, where one varies over the mesh and another does not.
+def both(states, x):
+    varying = jax.tree.map(lambda leaf: leaf + 0 * x[0, 0], states[0])
+    return [jax.tree.map(lambda leaf: leaf[None], s) for s in xla_fp8.update_scaling([varying, states[1]], states)]
+mixed = jax.shard_map(both, mesh=line, in_specs=(P(), P("i")), out_specs=[P("i"), P()])
+for state in mixed([scaling, scaling], x):
+    np.testing.assert_array_equal(state.lhs.scale, [scaling.update(scaling).lhs.scale] * len(state.lhs.scale))
 print("fine")
 """
 

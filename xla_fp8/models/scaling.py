@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from xla_fp8.models.errors import ModelError
-from xla_fp8.quantization.delayed import DelayedScaling
+from xla_fp8.quantization.delayed import DelayedScaling, update_all
 
 
 def split_scaling(tree: Any) -> tuple[Any, Any]:
@@ -41,23 +41,29 @@ def update_scaling(model: Any, observed: Any) -> Any:
     if _is_nnx(model):
         return _update_nnx(model, observed)
 
-    def update(leaf: Any, seen: Any) -> Any:
+    states: list[DelayedScaling] = []
+    observations: list[DelayedScaling] = []
+
+    def collect(leaf: Any, seen: Any) -> None:
         if not _is_scaling(leaf):
-            return leaf
+            return
         if not _is_scaling(seen):
             raise ModelError(
                 f"for the state of a layer there is {type(seen).__name__} and no observation: differentiate with "
                 "respect to the state too, and hand over that gradient"
             )
-        return leaf.update(seen)
+        states.append(leaf)
+        observations.append(seen)
 
     try:
-        return jax.tree.map(update, model, observed, is_leaf=_is_scaling)
+        jax.tree.map(collect, model, observed, is_leaf=_is_scaling)
     except ValueError as error:  # of trees that do not fit
         raise ModelError(
             "what was observed is not the gradient of this model or state: differentiate with respect to the state too "
             "(of an NNX module, argnums=nnx.DiffState(0, (nnx.Param, Fp8State))), and hand over that gradient"
         ) from error
+    updated = iter(update_all(states, observations))
+    return jax.tree.map(lambda leaf: next(updated) if _is_scaling(leaf) else leaf, model, is_leaf=_is_scaling)
 
 
 def _is_scaling(leaf: Any) -> bool:

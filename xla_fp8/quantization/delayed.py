@@ -6,7 +6,9 @@ of this step's tensors), and `update` makes the next state of both.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -23,6 +25,8 @@ from xla_fp8.quantization.numerics import ScaleRule
 @dataclasses.dataclass(frozen=True)
 class DelayedScale:
     """The scale of one tensor, and the amaxes that it comes from. A pytree.
+
+    Several may be stacked, as a scan over layers does: each array then has the same leading dimensions.
 
     Attributes:
         scale: float32[], of the next tensor.
@@ -72,15 +76,15 @@ class DelayedScale:
         An amax that is not finite is left out: history and scale stay. While the history holds only zeros, the scale
         stays.
         """
-        amax = observed.amax_history[0] if isinstance(observed, DelayedScale) else observed
-        history = jnp.concatenate([amax[None], self.amax_history[:-1]])
-        largest = jnp.max(history)
+        amax = observed.amax_history[..., 0] if isinstance(observed, DelayedScale) else observed
+        history = jnp.concatenate([amax[..., None], self.amax_history[..., :-1]], axis=-1)
+        largest = jnp.max(history, axis=-1)
         _, scale = self.rule.of_amax(largest * np.float32(2.0**self.margin))
         usable = jnp.isfinite(amax)
         return dataclasses.replace(
             self,
             scale=jnp.where(usable & (largest > 0), scale, self.scale),
-            amax_history=jnp.where(usable, history, self.amax_history),
+            amax_history=jnp.where(usable[..., None], history, self.amax_history),
         )
 
 
@@ -104,11 +108,31 @@ class DelayedScaling:
 
     def update(self, observed: DelayedScaling) -> DelayedScaling:
         """The state for the next step, from this one's "gradient"."""
-        return DelayedScaling(
-            self.lhs.update(observed.lhs),
-            self.rhs.update(observed.rhs),
-            self.gradient.update(observed.gradient),
-        )
+        (updated,) = update_all([self], [observed])
+        return updated
+
+
+def update_all(states: Sequence[DelayedScaling], observed: Sequence[DelayedScaling]) -> list[DelayedScaling]:
+    """The states of many layers for the next step, in a few kernels: one at a time, each scale would take two."""
+    scales = [scale for state in states for scale in (state.lhs, state.rhs, state.gradient)]
+    amaxes = [seen.amax_history[..., 0] for o in observed for seen in (o.lhs, o.rhs, o.gradient)]
+    alike: dict[Any, list[int]] = collections.defaultdict(list)
+    for index, (scale, amax) in enumerate(zip(scales, amaxes, strict=True)):
+        where = tuple(map(_where, (scale.scale, scale.amax_history, amax)))
+        alike[scale.rule, scale.margin, scale.amax_history.shape, where].append(index)
+    updated = list(scales)
+    for indices in alike.values():
+        for start in range(0, len(indices), _AT_ONCE):
+            chunk = indices[start : start + _AT_ONCE]
+            stacked: DelayedScale = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(scales[i] for i in chunk))
+            new = stacked.update(jnp.stack([amaxes[i] for i in chunk]))
+            for place, index in enumerate(chunk):
+                updated[index] = jax.tree.map(lambda leaf, place=place: leaf[place], new)
+    return [DelayedScaling(*updated[start : start + 3]) for start in range(0, len(updated), 3)]
+
+
+_AT_ONCE = 32
+"""XLA takes so many apart again in two kernels; of twice as many it makes one kernel for each (jax 0.11.2)."""
 
 
 def observation(state: DelayedScale, amax: jax.Array) -> DelayedScale:
@@ -122,6 +146,12 @@ def observation(state: DelayedScale, amax: jax.Array) -> DelayedScale:
     # Not .at[0].set: a scatter is two kernels, where this is part of what reads it.
     history = jnp.where(jnp.arange(state.amax_history.shape[-1]) == 0, amax, jnp.zeros_like(state.amax_history))
     return dataclasses.replace(state, scale=jnp.zeros_like(state.scale), amax_history=history)
+
+
+def _where(x: jax.Array) -> Any:
+    """Where x is, and over which mesh axes it varies: only what is alike in that can be stacked without being moved."""
+    placed = jax.typeof(x) if isinstance(x, jax.core.Tracer) else x
+    return placed.sharding, _varying(x)
 
 
 def _varying(x: jax.Array) -> frozenset[Any]:
