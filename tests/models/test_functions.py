@@ -119,6 +119,11 @@ def test_what_has_a_rule_of_its_own_stays() -> None:
     report = xla_fp8.conversion_report(xla_fp8.convert(lambda x: own(x) @ W, EVERY), X)
     ((_, reason),) = report.kept
     assert reason == "it stands in a function with a derivative rule of its own (custom_vjp_call)"
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec("data")
+    sharded = jax.shard_map(lambda x: x @ W, mesh=mesh, in_specs=spec, out_specs=spec)
+    ((_, reason),) = xla_fp8.conversion_report(xla_fp8.convert(sharded, EVERY), X).kept
+    assert "convert the function inside" in reason
     wrong = xla_fp8.convert(lambda x: x.astype(jnp.int32) @ W.astype(jnp.int32), EVERY)
     assert [reason for _, reason in xla_fp8.conversion_report(wrong, X).kept] == ["its operands are int32"]
 

@@ -131,14 +131,13 @@ def _sites(jaxpr: Jaxpr) -> Iterator[tuple[Path, Layer]]:
                 unique = f"{label}_{seen[label]}" if seen[label] else label
                 yield (*path, index), _layer(equation, unique, obstacle, inside)
                 continue
-            rule = f"it stands in a function with a derivative rule of its own ({name})"
             for number, body in enumerate(bodies(equation)):
                 yield from walk(
                     body,
                     (*path, index, number),
                     here,
                     inside or ("" if _is_inlined(equation) else name),
-                    obstacle or (rule if name in _KEPT else ""),
+                    obstacle or _KEPT.get(name, ""),
                 )
 
     yield from walk(jaxpr, (), "", "", "")
@@ -146,8 +145,11 @@ def _sites(jaxpr: Jaxpr) -> Iterator[tuple[Path, Layer]]:
 
 _WIDE = Wide("", "it has no operator")
 
-_KEPT = DERIVATIVE_RULES | {"shard_map", "custom_vmap_call"}
-"""Equations whose bodies stay as they are: rules of the user's would no longer fit, or shards be scaled apart."""
+_KEPT = {name: f"it stands in a function with a derivative rule of its own ({name})" for name in DERIVATIVE_RULES} | {
+    "custom_vmap_call": "it stands in a function with a batching rule of its own (custom_vmap_call)",
+    "shard_map": "it stands in a shard_map, whose shards would be scaled apart: convert the function inside",
+}
+"""Equations whose bodies stay as they are → why: rules of the user's would no longer fit them."""
 
 
 def _is_inlined(equation: Equation) -> bool:
