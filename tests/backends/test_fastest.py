@@ -165,7 +165,7 @@ def test_auto_on_a_gpu_is_the_selector_and_then_xla() -> None:
     fastest, xla = backends_for("auto", "cuda")
     assert isinstance(fastest, FastestBackend)
     assert [backend.name for backend in (*fastest.backends, *fastest.peers)] == ["mosaic", "cudnn", "xla"]
-    assert fastest.platform == "gpu"
+    assert fastest.platforms == ("cuda",)
     assert xla.name == "xla"
 
 

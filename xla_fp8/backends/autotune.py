@@ -28,7 +28,8 @@ from xla_fp8.backends import cache, call_text, reference
 from xla_fp8.backends.compare import Tolerance, compare
 from xla_fp8.backends.inputs import random_inputs
 from xla_fp8.backends.progress import Progress
-from xla_fp8.backends.protocol import Backend, Config
+from xla_fp8.backends.protocol import Backend, Config, platforms_of
+from xla_fp8.backends.registry import platform_name
 from xla_fp8.errors import XlaFp8Error
 from xla_fp8.target import GraphCall, Target
 
@@ -79,16 +80,17 @@ def mode() -> str:
 def config_for(backend: Backend, call: GraphCall, target: Target, may_time: bool = True) -> Config:
     """The config with which `backend` is to run `call`: from the cache, by timing, or by the backend's heuristic.
 
-    Nothing is timed where `may_time` is not set, nor where the process has no device of the backend's `platform`, if it
-    has that attribute (a program lowered for a GPU on a machine without one).
+    Nothing is timed where `may_time` is not set, nor where the process has no device of the backend's `platforms` (a
+    program lowered for a GPU on a machine without one).
 
     Raises:
         AutotuneError: XLA_FP8_AUTOTUNE is wrong, or no config can be used.
     """
     configs = functools.cache(lambda: backend.configs(call, target))
     named: Callable[..., Config | None] | None = getattr(backend, "config_named", None)
-    platform = getattr(backend, "platform", None)
-    wanted = mode() if may_time and platform in (None, jax.default_backend()) else "0"
+    platforms = platforms_of(backend)
+    has_device = platforms is None or platform_name(jax.default_backend()) in platforms
+    wanted = mode() if may_time and has_device else "0"
     if not backend.opaque or (named is None and len(configs()) <= 1):
         return configs()[0]
     key = key_of(backend, call)

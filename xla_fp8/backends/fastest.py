@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 import jax
 
 from xla_fp8.backends import reference
-from xla_fp8.backends.protocol import Backend, Config, Implementation, No, Yes
+from xla_fp8.backends.protocol import Backend, Config, Implementation, No, Yes, platforms_of
 from xla_fp8.errors import XlaFp8Error
 from xla_fp8.target import GraphCall, Target, Verdict, advice_of, rule_of
 
@@ -74,9 +74,9 @@ class FastestBackend:
         return all(map(_needs_python, (*self.backends, *self.peers)))
 
     @property
-    def platform(self) -> str | None:
-        """JAX's platform on which the candidates can be timed; None is any."""
-        return next((p for b in self.backends if (p := getattr(b, "platform", None)) is not None), None)
+    def platforms(self) -> tuple[str, ...] | None:
+        """Those of the first candidate that has any; None where all run everywhere."""
+        return next(filter(None, map(platforms_of, self.backends)), None)
 
     @property
     def version(self) -> str:

@@ -49,7 +49,8 @@ class Backend(Protocol):
 
     Attributes:
         name: as `rewrite(..., backend=name)` says it.
-        platforms: optional: JAX's names of what programs with it can be lowered for; everything where there is none.
+        platforms: optional: JAX's names of what programs with it can be lowered for ("cpu", "cuda", ...), and where its
+            configs are timed; everything where there is none (`platforms_of`).
         opaque: whether what `lower` returns is a custom call or kernel that XLA's partitioner cannot look into. Such a
             call is partitioned by its batch dimension, amax reduced across the shards.
 
@@ -90,3 +91,9 @@ class Backend(Protocol):
         JAX's persistent compilation cache would return it to another process.
         """
         ...
+
+
+def platforms_of(backend: Backend) -> tuple[str, ...] | None:
+    """The platforms of a backend; None where it runs on all."""
+    platforms: tuple[str, ...] | None = getattr(backend, "platforms", None)
+    return platforms

@@ -10,7 +10,7 @@ import jax
 
 from xla_fp8 import _jax_compat
 from xla_fp8.backends import autotune, reference_matmul, reference_quantize
-from xla_fp8.backends.protocol import Backend, Implementation
+from xla_fp8.backends.protocol import Backend, Implementation, platforms_of
 from xla_fp8.backends.quantize import from_call
 from xla_fp8.hlo.literal import numpy_dtype
 from xla_fp8.matmul import MatmulCall
@@ -97,8 +97,8 @@ def scope(call: GraphCall | MatmulCall | PlacedQuantizeCall) -> str:
 def wrong_platform(region: Rewritten, platform: str) -> str:
     """Why the backends of a region do not run on a platform ("cpu", "cuda", ...); "" where they do."""
     for backend in region.backends:
-        platforms = getattr(backend, "platforms", (platform,))
-        if platform not in platforms:
+        platforms = platforms_of(backend)
+        if platforms is not None and platform not in platforms:
             return (
                 f"the {backend.name} backend runs on {', '.join(platforms)}, and this program is lowered for "
                 f"{platform}; backend='auto' picks one that runs there"

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 from xla_fp8 import _jax_compat
+from xla_fp8.backends.protocol import platforms_of
 from xla_fp8.backends.registry import backends_for, platform_name
 from xla_fp8.errors import XlaFp8Error
 from xla_fp8.graph import FP8_TYPES, Graph, GraphError
@@ -62,8 +63,8 @@ def strict_platform(options: Options) -> str:
     What the function is lowered for in the end is asked then.
     """
     default = platform_name(jax.default_backend())
-    platforms = [getattr(b, "platforms", (default,)) for b in backends_for(options.backend, default)]
-    return default if any(default in names for names in platforms) else str(platforms[0][0])
+    platforms = [platforms_of(b) or (default,) for b in backends_for(options.backend, default)]
+    return default if any(default in names for names in platforms) else platforms[0][0]
 
 
 def check_strict(report: Report) -> None:

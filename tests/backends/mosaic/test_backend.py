@@ -198,7 +198,7 @@ def test_candidates_are_traced_outside_the_program_that_is_lowered(
     """Its traces, axis names and settings would reach into the kernel, whose grid has axis names of its own."""
     monkeypatch.setenv("XLA_FP8_AUTOTUNE", "force")
     monkeypatch.setenv("XLA_FP8_CACHE_DIR", str(tmp_path))
-    backend = MosaicBackend(platform="cpu")
+    backend = MosaicBackend(platforms=("cpu", "cuda"))
     shapes = [
         jax.ShapeDtypeStruct(shape.dimensions, numpy_dtype(shape.element_type))  # type: ignore[no-untyped-call]
         for shape in call().operand_shapes

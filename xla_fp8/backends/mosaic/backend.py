@@ -42,15 +42,13 @@ class MosaicBackend:
     Attributes:
         precision: see `Precision`, for calls that ask for none; outputs of `highest` equal the f32 reference, at about
             80% of the speed.
-        platforms: what programs with it can be lowered for.
-        platform: of JAX, on which configs can be timed.
+        platforms: what programs with it can be lowered for, and where its configs are timed.
     """
 
     precision: Precision = "default"
     name: str = "mosaic"
     opaque: bool = True
     platforms: tuple[str, ...] = ("cuda",)
-    platform: str = "gpu"
 
     @property
     def version(self) -> str:
