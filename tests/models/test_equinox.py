@@ -92,6 +92,15 @@ def test_the_report_has_sizes_of_all_examples_where_it_has_an_example(net: Net, 
     assert jnp.array_equal(run(by_size, x), run(xla_fp8.convert(net, ANY_SIZE, filter="body/*"), x))
 
 
+def test_the_report_says_what_it_does_not_know(x: jax.Array) -> None:
+    keys = jax.random.split(jax.random.key(0))
+    model = eqx.nn.Sequential([eqx.nn.Conv2d(16, 16, 1, key=keys[0]), eqx.nn.ConvTranspose2d(16, 16, 1, key=keys[1])])
+    fp8 = xla_fp8.convert(model, dataclasses.replace(ANY_SIZE, keep_first=0, keep_last=0))
+    assert xla_fp8.conversion_report(fp8, x, call=over).summary.endswith("is in FP8, 1 of unknown size left out")
+    ((_, reason),) = [(e.layer, e.reason) for e in xla_fp8.conversion_report(fp8).entries if e.is_fp8]
+    assert reason.endswith("channels that are multiples of 16 and no groups")
+
+
 def test_leaves_of_the_wide_model_load_into_the_converted_one(net: Net, x: jax.Array) -> None:
     file = io.BytesIO()
     eqx.tree_serialise_leaves(file, net)

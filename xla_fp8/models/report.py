@@ -47,15 +47,19 @@ class ConversionReport:
 
     @property
     def fp8_share(self) -> float | None:
-        """The share of the arithmetic that is in FP8; None where sizes are not known."""
+        """The share of the arithmetic that is in FP8, of the layers whose size is known; None where none is."""
         flops = [(entry.layer.size.flops, entry.is_fp8) for entry in self.entries if entry.layer.size]
         total = sum(count for count, _ in flops)
         return sum(count for count, is_fp8 in flops if is_fp8) / total if total else None
 
     @property
     def summary(self) -> str:
-        share = "" if self.fp8_share is None else f"; {self.fp8_share:.1%} of the arithmetic is in FP8"
-        return f"{len(self.converted)} in FP8, {len(self.kept)} wide{share}"
+        counts = f"{len(self.converted)} in FP8, {len(self.kept)} wide"
+        if self.fp8_share is None:
+            return counts
+        unknown = sum(entry.layer.size is None for entry in self.entries)
+        but = f", {unknown} of unknown size left out" if unknown else ""
+        return f"{counts}; {self.fp8_share:.1%} of the arithmetic is in FP8{but}"
 
     def __str__(self) -> str:
         rows = [
@@ -122,7 +126,8 @@ def _entry(layer: Layer, operator: Operator | None) -> Entry:
         return Entry(layer, False, operator.reason)
     if isinstance(operator, Train) and not operator.by_hand:
         if layer.size is None:
-            return Entry(layer, True, f"where a call has {operator.recipe.least_size}")
+            channels = f"channels that are multiples of {operator.recipe.channel_multiple}"
+            return Entry(layer, True, f"where a call has {operator.recipe.least_size}, {channels} and no groups")
         small = why_small(operator.recipe, layer.size)
         return Entry(layer, not small, small)
     return Entry(layer, isinstance(operator, (Train, Infer)), "")
