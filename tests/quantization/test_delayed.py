@@ -50,6 +50,15 @@ def test_many_at_once_are_updated_as_one_at_a_time(update: Any) -> None:
     assert_equal(update(states, observed), one_at_a_time(states, observed))
 
 
+def test_states_and_amaxes_may_come_from_elsewhere() -> None:
+    states, observed = layers(3)
+    assert_equal(update_all(jax.device_get(states), jax.device_get(observed)), update_all(states, observed))
+    state = states[0].lhs
+    for amax in (2.0, 2, np.float64(2), jnp.bfloat16(2)):
+        assert_equal(state.update(amax), state.update(jnp.float32(2)))
+        assert state.update(amax).amax_history.dtype == jnp.float32
+
+
 def test_many_at_once_take_few_reductions() -> None:
     states, observed = layers(40)
     text = str(jax.make_jaxpr(update_all)(states, observed))

@@ -65,9 +65,9 @@ class DelayedScale:
             ScaleRule(jnp.dtype(dtype), power_of_two),
             margin,
         )
-        return empty if amax is None else empty.update(jnp.asarray(amax, jnp.float32))
+        return empty if amax is None else empty.update(amax)
 
-    def update(self, observed: DelayedScale | jax.Array) -> DelayedScale:
+    def update(self, observed: DelayedScale | ArrayLike) -> DelayedScale:
         """The state for the next step.
 
         Args:
@@ -76,7 +76,8 @@ class DelayedScale:
         An amax that is not finite is left out: history and scale stay. While the history holds only zeros, the scale
         stays.
         """
-        amax = observed.amax_history[..., 0] if isinstance(observed, DelayedScale) else observed
+        seen = observed.amax_history[..., 0] if isinstance(observed, DelayedScale) else observed
+        amax = jnp.asarray(seen, jnp.float32)
         history = jnp.concatenate([amax[..., None], self.amax_history[..., :-1]], axis=-1)
         largest = jnp.max(history, axis=-1)
         _, scale = self.rule.of_amax(largest * np.float32(2.0**self.margin))
@@ -151,7 +152,7 @@ def observation(state: DelayedScale, amax: jax.Array) -> DelayedScale:
 def _where(x: jax.Array) -> Any:
     """Where x is, and over which mesh axes it varies: only what is alike in that can be stacked without being moved."""
     placed = jax.typeof(x) if isinstance(x, jax.core.Tracer) else x
-    return placed.sharding, _varying(x)
+    return getattr(placed, "sharding", None), _varying(x)  # an array of NumPy, of a checkpoint say, is nowhere yet
 
 
 def _varying(x: jax.Array) -> frozenset[Any]:
