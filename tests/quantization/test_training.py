@@ -512,6 +512,13 @@ def test_update() -> None:
         assert state.scale == np.float32(scale)
 
 
+@pytest.mark.parametrize("power_of_two", [False, True])
+def test_a_finite_amax_makes_a_finite_scale(power_of_two: bool) -> None:
+    state = DelayedScale.create(margin=1, power_of_two=power_of_two).update(3e38)
+    assert jnp.isfinite(state.scale)
+    assert jnp.isfinite(xla_fp8.quantize(jnp.ones(3), scale=state.scale).dequantize()).all()
+
+
 def test_states_are_made_as_asked() -> None:
     state = DelayedScaling.create(E5M2, E4M3, amax=3.0, power_of_two=True)
     assert state.lhs.rule == ScaleRule(jnp.dtype(E5M2), power_of_two=True)

@@ -80,7 +80,9 @@ class DelayedScale:
         amax = jnp.asarray(seen, jnp.float32)
         history = jnp.concatenate([amax[..., None], self.amax_history[..., :-1]], axis=-1)
         largest = jnp.max(history, axis=-1)
-        _, scale = self.rule.of_amax(largest * np.float32(2.0**self.margin))
+        # An infinite scale would make NaN of every tensor, for as long as the history holds that amax.
+        finite = jnp.minimum(largest * np.float32(2.0**self.margin), np.finfo(np.float32).max)
+        _, scale = self.rule.of_amax(finite)
         usable = jnp.isfinite(amax)
         return dataclasses.replace(
             self,
