@@ -272,6 +272,31 @@ def test_a_report_claims_no_rewrite_that_lowering_does_not_bring_about() -> None
         xla_fp8.jit(wide_layer, backend=BrokenKernel(name="another"), strict=True)(*tensors())
 
 
+@dataclasses.dataclass(frozen=True)
+class OtherResult(ReferenceBackend):
+    name: str = "other result"
+
+    def lower(self, call: GraphCall, config: Config) -> Implementation:
+        run = super().lower(call, config)
+        return lambda *operands: tuple(result.astype(jnp.float16) for result in run(*operands))
+
+
+def test_a_backend_whose_function_returns_something_else_fails_with_both_types() -> None:
+    message = r"the backend's function returns \(float16\[2, 6, 6, 8\]\), and the call has the results \(f32\[2,6,6,8\]"
+    with pytest.warns(xla_fp8.FallbackWarning, match=message):
+        found = xla_fp8.jit(wide_layer, backend=OtherResult())(*tensors())
+    assert_close(found, jax.jit(wide_layer)(*tensors()))
+    (entry,) = xla_fp8.explain(wide_layer, backend=OtherResult())(*tensors()).refused
+    assert "returns (float16" in entry.reason
+
+
+def test_passes_that_do_not_go_together_are_no_bug_of_this_package() -> None:
+    (entry,) = xla_fp8.explain(wide_layer, passes="conv-rewriter")(*tensors()).refused
+    assert entry.rule == "failed"
+    assert "the pipeline should end with conv-restorer" in entry.reason
+    assert entry.advice.startswith("run the default pipeline")
+
+
 def donating(y: jax.Array) -> jax.Array:
     return jax.jit(jax.nn.relu, donate_argnums=0)(y)  # here
 
@@ -400,7 +425,7 @@ def test_a_reason_names_an_instruction_as_its_entry_does() -> None:
     x8, w8 = tensors()
     (entry,) = xla_fp8.explain(fn)(x8, w8, jnp.zeros((3, 3, 8, 4), w8.dtype)).refused_fp8
     assert entry.instruction == "conv_general_dilated.3"
-    assert "conv_general_dilated.2.result" in entry.reason
+    assert "the input comes from conv_general_dilated.2 (convolution, " in entry.reason
 
 
 @pytest.mark.parametrize(

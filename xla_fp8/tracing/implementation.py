@@ -17,6 +17,7 @@ from xla_fp8.matmul import MatmulCall
 from xla_fp8.quantize_call import PlacedQuantizeCall
 from xla_fp8.target import GraphCall, Target
 from xla_fp8.tracing.equations import Jaxpr
+from xla_fp8.tracing.errors import RegionError
 from xla_fp8.tracing.partition import partitioned
 from xla_fp8.tracing.rewriting import Rewritten
 from xla_fp8.tracing.surroundings import apart, dtypes_of_shapes
@@ -80,7 +81,13 @@ def _traced(implementation: Callable[..., Any], call: GraphCall | MatmulCall | P
             return tuple(implementation(*values))
 
     with apart(dtypes_of_shapes((*operands, *call.output_shapes))):
-        return _jax_compat.trace(named, avals, "xla_fp8_call")
+        jaxpr = _jax_compat.trace(named, avals, "xla_fp8_call")
+    wanted = [(s.dimensions, numpy_dtype(s.element_type)) for s in call.output_shapes]
+    if [(aval.shape, aval.dtype) for aval in jaxpr.out_avals] != wanted:  # the program would be none
+        returned = ", ".join(f"{aval.dtype}{list(aval.shape)}" for aval in jaxpr.out_avals)
+        results = ", ".join(map(str, call.output_shapes))
+        raise RegionError(f"the backend's function returns ({returned}), and the call has the results ({results})")
+    return jaxpr
 
 
 def scope(call: GraphCall | MatmulCall | PlacedQuantizeCall) -> str:

@@ -39,6 +39,7 @@ from xla_fp8.tracing.rewriting import Rewritten, rewritten
 
 _OPS = {"conv_general_dilated": "convolution", "dot_general": "dot"}
 _BUG = "this is a bug of xla_fp8 or of the backend: the region runs as plain JAX"
+_OTHER_PASSES = "run the default pipeline: the passes that were named do not go together, or one has a bug"
 _DEQUANTIZE_BESIDE = (
     "dequantize next to the convolution: in the same body (of a scan, cond, shard_map, checkpoint, ...), and behind "
     "sharding constraints and barriers"
@@ -141,7 +142,8 @@ class _Walk:
                 return
             entry = self._outside(equation, "", "")
             why = error if isinstance(error, XlaFp8Error) else implementation.told(error)
-            self._add([dataclasses.replace(entry, reason=f"the passes failed: {why}", advice=_BUG, rule="failed")])
+            advice = _BUG if options.passes is None else _OTHER_PASSES
+            self._add([dataclasses.replace(entry, reason=f"the passes failed: {why}", advice=advice, rule="failed")])
             return
         region = rewrite.report
         undone = self._undone(rewrite)
