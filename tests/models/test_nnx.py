@@ -273,3 +273,11 @@ def test_a_model_is_calibrated_once(net: Net, x: jax.Array) -> None:
     served = xla_fp8.calibrate(net, [x], ANY_SIZE)
     with pytest.raises(xla_fp8.ModelError, match="Calibrate the one that it was made of"):
         xla_fp8.calibrate(served, [x], ANY_SIZE)
+
+
+def test_a_weight_that_is_not_finite_is_named(x: jax.Array) -> None:
+    first, second = (nnx.Linear(16, 16, rngs=nnx.Rngs(seed)) for seed in (0, 1))
+    first.kernel[...] = first.kernel[...].at[0, 0].set(jnp.nan)
+    every = dataclasses.replace(ANY_SIZE, keep_first=0, keep_last=0)
+    with pytest.raises(xla_fp8.ModelError, match="layers/0: its weight has values that are not finite"):
+        xla_fp8.calibrate(nnx.Sequential(first, second), [x], every)

@@ -185,6 +185,8 @@ def _fixed(
     states: dict[str, State] = {}
     weights: dict[str, jax.Array] = {}
     for name, layer in chosen.items():
+        if not np.isfinite(layer.rhs):
+            raise ModelError(f"{name}: its weight has values that are not finite")
         quantized = quantized_weight(framework.weight(holder, name), layer.contraction, recipe)
         states[name] = StaticScales(jnp.float32(_scale(name, layer.lhs, recipe)), quantized.scale)
         weights[name] = quantized.row_major()
