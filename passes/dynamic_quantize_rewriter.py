@@ -68,10 +68,11 @@ class DynamicQuantizeRewriter(RewritePass):
     def unsupported(self, chain: Chain) -> Refusal | None:
         """Why a quantization has no call; None where it has one."""
         cast = chain.cast
-        if cast.has_control_dependencies:
-            return self.context.refusal(
-                "control-dependencies", cast, "has control dependencies", "run the pass before they are made"
-            )
+        for instruction in (*(step.instruction for step in chain.steps), cast):
+            if instruction.has_control_dependencies:
+                return self.context.refusal(
+                    "control-dependencies", instruction, "has control dependencies", "run the pass before they are made"
+                )
         if cast.shape.element_count == 0:
             return self.context.refusal("empty", cast, "has no elements", "nothing to gain: there is no work in it")
         return None
