@@ -161,6 +161,7 @@ ONE_OP = {
     "bias": ([VECTOR], WIDE + VECTOR),
     "channel_scale": ([VECTOR], WIDE * VECTOR),
     "add_scaled": ([X, np.float32(0.3)], WIDE + WIDE * np.float32(0.3)),
+    "clamp": ([np.float32(-0.5), np.float32(0.75)], np.clip(WIDE, -0.5, 0.75)),
     "silu": ([], WIDE / (1 + np.exp(-WIDE))),
     "gelu_erf": ([], WIDE * (1 + _erf(WIDE / np.sqrt(2))) / 2),
     "gelu_tanh": ([], WIDE * (1 + np.tanh(np.sqrt(2 / np.pi) * (WIDE + 0.044715 * WIDE**3))) / 2),

@@ -218,6 +218,6 @@ def test_the_table_is_complete() -> None:
         ["conv", "scale", "invscale", "add", "min", "max", "relu", "elu", "amax"]
     )
     assert [name for name, spec in OPS.items() if spec.dialect == "extended"] == (
-        ["bias", "channel_scale", "add_scaled", "silu", "gelu_erf", "gelu_tanh", "sigmoid", "tanh", "copy"]
+        ["bias", "channel_scale", "add_scaled", "clamp", "silu", "gelu_erf", "gelu_tanh", "sigmoid", "tanh", "copy"]
     )
     assert all(spec.meaning for spec in OPS.values())

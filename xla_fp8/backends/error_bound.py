@@ -163,7 +163,7 @@ def _error(
     """The error of a node, from (value, error) of its operands in the graph and its side operands."""
     operand, error = inside[0]
     match node.op:
-        case "relu" | "min" | "max" | "copy":  # these choose a number and round nothing
+        case "relu" | "min" | "max" | "clamp" | "copy":  # these choose a number and round nothing
             return functools.reduce(jnp.maximum, (e for _, e in inside))
         case "amax":
             magnitude = jnp.abs(operand)

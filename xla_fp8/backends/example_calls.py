@@ -9,10 +9,12 @@ from xla_fp8.hlo import ConvolutionDimensionNumbers, Shape, Window
 from xla_fp8.target import GraphCall
 
 LABELS = {1: "b0f_o0i->b0f", 2: "b01f_o01i->b01f", 3: "b012f_o012i->b012f"}
-POINTWISE = (
+_DRAWN = (
     *("scale", "invscale", "add", "min", "max", "relu", "elu", "bias", "channel_scale", "add_scaled"),
     *("silu", "gelu_erf", "gelu_tanh", "sigmoid", "tanh"),
 )
+"""What random calls are drawn from. It stays as it is: a seed is then the call that it was on the GPU."""
+POINTWISE = (*_DRAWN, "clamp")
 TYPES = (*FP8_TYPES, "f16", "bf16", "f32")
 
 
@@ -87,7 +89,7 @@ def random_call(seed: int, *, groups: tuple[int, ...] = (1, 1, 1, 2, 4), largest
             break
     graph = Graph.conv()
     for _ in range(int(rng.integers(6))):
-        graph = graph.append(str(pick(*POINTWISE)), (graph.nodes[-1].uid,))
+        graph = graph.append(str(pick(*_DRAWN)), (graph.nodes[-1].uid,))
     tensors = [node.uid for node in graph]
     graph = graph.with_type(tensors[-1], str(pick(*TYPES)))
     for _ in range(int(rng.choice([0, 0, 0, 1, 1, 2]))):

@@ -223,6 +223,7 @@ _OPS: Mapping[str, Callable[..., jax.Array]] = MappingProxyType(
         "bias": jnp.add,
         "channel_scale": jnp.multiply,
         "add_scaled": lambda a, tensor, scale: a + tensor * scale,
+        "clamp": lambda a, low, high: lax.clamp(low, a, high),
         "silu": lambda a: a * lax.logistic(a),
         "gelu_erf": _gelu_erf,
         "gelu_tanh": gelu_tanh,

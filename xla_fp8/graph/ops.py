@@ -63,6 +63,7 @@ _SPECS = (
     OpSpec("bias", "extended", "a + s, one s for each output feature", sides=("vector",)),
     OpSpec("channel_scale", "extended", "a * s, one s for each output feature", sides=("vector",)),
     OpSpec("add_scaled", "extended", "a + s * t, s an FP8 tensor and t its scale", sides=("tensor", "scalar")),
+    OpSpec("clamp", "extended", "min(max(a, s), t); NaN stays NaN", sides=("scalar", "scalar")),
     OpSpec("silu", "extended", "a * sigmoid(a)"),
     OpSpec("gelu_erf", "extended", "a * (1 + erf(a / sqrt(2))) / 2"),
     OpSpec("gelu_tanh", "extended", "a * (1 + tanh(sqrt(2 / pi) * (a + 0.044715 * a**3))) / 2"),

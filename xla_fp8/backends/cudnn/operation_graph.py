@@ -161,6 +161,7 @@ _OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "bias": lambda g, a, s: g.add(a, s),
     "channel_scale": lambda g, a, s: g.mul(a, s),
     "add_scaled": _add_scaled,
+    "clamp": lambda g, a, low, high: g.min(g.max(a, low), high),
     "silu": lambda g, a: g.swish(a),
     "gelu_erf": lambda g, a: g.gelu(a),
     "gelu_tanh": lambda g, a: g.gelu_approx_tanh(a),

@@ -217,6 +217,7 @@ _OPS: Mapping[str, Callable[..., jax.Array]] = MappingProxyType(
         "bias": lambda a, b: a + b,
         "channel_scale": lambda a, b: a * b,
         "add_scaled": lambda a, tensor, scale: a + tensor * scale,
+        "clamp": lambda a, low, high: jnp.minimum(jnp.maximum(a, low), high),
         "gelu_erf": _gelu_erf,
     }
 )
