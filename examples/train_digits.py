@@ -5,7 +5,7 @@
 Trains one net twice from the same start on the same batches: once under `jax.jit`, once under `xla_fp8.jit`. It is
 plain JAX: each convolution quantizes input and filter to e4m3 and, backward, the cotangent to e5m2, with delayed scales
 (from the largest value of the step before). Needs scikit-learn, which ships the data, and for --plot matplotlib:
-pip install '.[examples]'. Runs on a CPU in less than a minute.
+pip install -e '.[examples]'. Runs on a CPU in less than a minute.
 
 Two trainings whose sums are rounded differently part in time, because one value that rounds to another FP8 number is
 6% of it. So there are two more numbers: how far the two steps differ from one and the same state (no time to part), and

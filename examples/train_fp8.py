@@ -6,8 +6,8 @@ A convolutional net on scikit-learn's digits (fp8_conv, and fp8_dot in the last 
 labels drawn from another one's outputs (fp8_dot). Each is trained in f32, in bf16 and in FP8 with dynamic and with
 delayed scales, from the same start on the same batches; and that from several starts, which says what differences mean
 nothing.
-Needs scikit-learn, which ships the digits, and for --plot matplotlib: pip install '.[examples]'. Runs on a CPU in less
-than a minute.
+Needs scikit-learn, which ships the digits, and for --plot matplotlib: pip install -e '.[examples]'. Runs on a CPU in
+less than a minute.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     python examples/train_resnet.py                                on a CPU in a minute: a small one, on digits
     python examples/train_resnet.py --size resnet50 --batch 256    on a GPU: images per second, on random images
 
-The digits are scikit-learn's, which ships them: pip install '.[examples]'.
+The digits are scikit-learn's, which ships them: pip install -e '.[examples]'.
 """
 
 from __future__ import annotations
