@@ -185,6 +185,14 @@ def test_a_calibrated_function_has_fixed_scales() -> None:
     assert jnp.all(jnp.isfinite(saturated))
 
 
+def test_a_margin_makes_no_scale_infinite() -> None:
+    x, w = X.at[0, 0].set(3e38), W * 1e-30
+    recipe = dataclasses.replace(EVERY, scaling="static", margin=1)
+    assert jnp.all(jnp.isfinite(xla_fp8.calibrate(jnp.matmul, [(x, w)], recipe)(x, w)))
+    (layer,) = xla_fp8.compare(jnp.matmul, (x, w), recipe).layers
+    assert np.isfinite(layer.snr)
+
+
 def test_what_is_no_model_and_recipes_without_sense_are_refused() -> None:
     with pytest.raises(xla_fp8.ModelError, match="int is no model"):
         xla_fp8.convert(3)

@@ -20,7 +20,7 @@ from xla_fp8.models.functions import ConvertedFunction
 from xla_fp8.models.operators import Infer, Operator, State, StaticScales, Wide, call_size, quantized_weight
 from xla_fp8.models.plan import Filter, Layer, Plan, filter_of, not_run
 from xla_fp8.models.recipe import Recipe
-from xla_fp8.quantization.numerics import WIDE_DTYPES, ScaleRule, amax_of
+from xla_fp8.quantization.numerics import WIDE_DTYPES, ScaleRule, amax_of, with_margin
 
 
 def calibrate(
@@ -196,5 +196,6 @@ def _fixed(
 def _scale(name: str, amax: float, recipe: Recipe) -> Any:
     if not np.isfinite(amax):
         raise ModelError(f"{name}: a batch brought values that are not finite; leave such batches out")
-    _, scale = ScaleRule(jnp.dtype(recipe.dtype), recipe.power_of_two).of_amax(jnp.float32(amax * 2.0**recipe.margin))
+    room = with_margin(jnp.float32(amax), recipe.margin)
+    _, scale = ScaleRule(jnp.dtype(recipe.dtype), recipe.power_of_two).of_amax(room)
     return np.float32(scale)

@@ -35,7 +35,7 @@ from xla_fp8.models.operators import (
 from xla_fp8.models.plan import Filter, Layer, Plan, filter_of, not_run
 from xla_fp8.models.recipe import Recipe
 from xla_fp8.quantization.delayed import DelayedScale, DelayedScaling
-from xla_fp8.quantization.numerics import ScaleRule, amax_of
+from xla_fp8.quantization.numerics import ScaleRule, amax_of, with_margin
 from xla_fp8.quantization.training import amax_of_all_examples
 
 Share = tuple[jax.Array, jax.Array]
@@ -227,7 +227,8 @@ class _InFp8:
             return given
         amax = jnp.float32(self.amax)
         if recipe.scaling == "static":
-            _, scale = ScaleRule(jnp.dtype(recipe.dtype), recipe.power_of_two).of_amax(amax * 2.0**recipe.margin)
+            room = with_margin(amax, recipe.margin)
+            _, scale = ScaleRule(jnp.dtype(recipe.dtype), recipe.power_of_two).of_amax(room)
             return StaticScales(scale, quantized_weight(rhs, contraction, recipe).scale)
         make = functools.partial(DelayedScale.create, margin=recipe.margin, power_of_two=recipe.power_of_two)
         weight = amax_of(rhs / self.factors(contraction, rhs))

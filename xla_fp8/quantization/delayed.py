@@ -13,12 +13,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
 from xla_fp8.quantization.errors import QuantizationError
-from xla_fp8.quantization.numerics import ScaleRule
+from xla_fp8.quantization.numerics import ScaleRule, with_margin
 
 
 @jax.tree_util.register_dataclass
@@ -80,9 +79,7 @@ class DelayedScale:
         amax = jnp.asarray(seen, jnp.float32)
         history = jnp.concatenate([amax[..., None], self.amax_history[..., :-1]], axis=-1)
         largest = jnp.max(history, axis=-1)
-        # An infinite scale would make NaN of every tensor, for as long as the history holds that amax.
-        finite = jnp.minimum(largest * np.float32(2.0**self.margin), np.finfo(np.float32).max)
-        _, scale = self.rule.of_amax(finite)
+        _, scale = self.rule.of_amax(with_margin(largest, self.margin))
         usable = jnp.isfinite(amax)
         return dataclasses.replace(
             self,

@@ -110,6 +110,11 @@ class ScaleRule:
         return saturating_cast(self.scaled(x.astype(jnp.float32), multiplier), self.dtype)
 
 
+def with_margin(amax: jax.Array, margin: float) -> jax.Array:
+    """2^margin times an f32 amax, and at most what f32 holds: an infinite scale would make NaN of every tensor."""
+    return jnp.minimum(amax * np.float32(2.0**margin), np.float32(_LARGEST_F32))
+
+
 def amax_of(x: jax.Array, kept: tuple[int, ...] = ()) -> jax.Array:
     """The largest |x| as f32: of the whole tensor, shape [], or over all dimensions but `kept`, which stay, as ones.
 
