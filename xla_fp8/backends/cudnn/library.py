@@ -14,7 +14,7 @@ from typing import Any
 
 from xla_fp8.backends.cudnn.errors import CudnnMissingError
 
-PIP_LINE = "pip install 'xla-fp8[cuda13]' (in a clone: pip install '.[cuda13]')"
+PIP_LINE = "pip install 'xla-fp8[cuda13]'"
 
 
 @functools.cache
