@@ -83,6 +83,9 @@ def check(text: str, baseline: Path, out: Path, *, update: bool, target: str = "
     new = counts(report)
     if update:
         baseline.write_text(json.dumps(new, indent=2) + "\n")
+    elif not baseline.exists():
+        print(f"{baseline} is not there: run once with --update, and commit it", file=sys.stderr)
+        return 1
     found = losses(json.loads(baseline.read_text()), new)
     print(report)
     for loss in found:

@@ -28,6 +28,10 @@ def test_an_own_pass_makes_a_convolution_fp8_and_changes_no_value(tmp_path: Path
 
 def test_the_check_for_ci_fails_where_a_convolution_is_lost(tmp_path: Path) -> None:
     baseline, out = tmp_path / "fp8.json", tmp_path / "out"
+    missing = run("rewrite_dump_in_ci.py", "--baseline", baseline, "--out", out)
+    assert missing.returncode == 1
+    assert missing.stderr == f"{baseline} is not there: run once with --update, and commit it\n"
+
     written = run("rewrite_dump_in_ci.py", "--baseline", baseline, "--out", out, "--update")
     assert written.returncode == 0, written.stderr
     assert sum(json.loads(baseline.read_text())["graphs"].values()) == 3
