@@ -1,1 +1,1 @@
-"""What measures: scripts, and the package `conv`. Run from a clone; none of it is installed."""
+"""What measures: scripts, and the packages `conv` and `models`. Run from a clone; none of it is installed."""

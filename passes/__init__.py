@@ -1,4 +1,4 @@
-"""HLO in, HLO out: one file a pass, and the pipeline that runs them."""
+"""HLO in, HLO out: a file for each pass, named as it is; files of other names are what passes share, or run them."""
 
 from __future__ import annotations
 
