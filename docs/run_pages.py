@@ -227,15 +227,6 @@ def difference(page: Path, output: Output) -> str:
     return f"{page.name}:{output.line}: {output.what}\n" + "\n".join(lines)
 
 
-def op_row(spec: Any) -> list[str]:
-    """An op of the graph string (an OpSpec) as a row of the table in graph-string.md."""
-    counts = " or ".join(map(str, spec.operand_counts))
-    sides = ", ".join(spec.sides)
-    if sides and len(spec.operand_counts) > 1:
-        sides += f"; none with {max(spec.operand_counts)}"
-    return [f"`{spec.name}`", spec.dialect, counts, sides, spec.output.replace("_", " "), f"`{spec.meaning}`"]
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("pages", nargs="+", type=Path, metavar="PAGE")

@@ -27,7 +27,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from xla_fp8.backends import reference
 from xla_fp8.backends.compare import compare
 from xla_fp8.backends.cudnn import CudnnMissingError, library
 from xla_fp8.backends.cudnn.backend import CudnnBackend, Plan
@@ -150,17 +149,6 @@ def expected(call: GraphCall, seed: int = 1) -> tuple[Arrays, list[Interval]]:
 def bounded(call: GraphCall, operands: Arrays) -> list[Interval]:
     with jax.default_device(jax.devices("cpu")[0]):
         return intervals(call, operands, TENSOR_CORE)
-
-
-def f32_reference(call: GraphCall, operands: Arrays) -> Arrays:
-    """What the call computes in f32, on the CPU."""
-    types = [shape.element_type for shape in call.output_shapes]
-    with jax.default_device(jax.devices("cpu")[0]):
-
-        def run(*operands: jax.Array) -> tuple[jax.Array, ...]:
-            return reference.run(call.graph, call.window, call.dim_labels, call.feature_group_count, operands, types)
-
-        return [np.asarray(output) for output in jax.jit(run)(*operands)]
 
 
 def cudnn_function(call: GraphCall, plan: str = "") -> Callable[..., tuple[jax.Array, ...]]:

@@ -66,8 +66,3 @@ def _ordered(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """FP8 bit patterns as integers in the order of the values."""
     bits = values.view(np.uint8).astype(np.int32)
     return np.where(bits & 0x80, -(bits & 0x7F), bits)
-
-
-def graph_count(fn: Any, *args: Any) -> int:
-    """How many graph calls `fn` is rewritten to."""
-    return len(fn.report(*args).rewritten)
