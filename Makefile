@@ -53,7 +53,7 @@ validate: $(VENV)/.stamp-cuda13
 		$(BIN)/pytest tests/hopper -m hopper -p no:cacheprovider $(PYTEST_ARGS); \
 		status=$$?; $(BIN)/python benchmarks/validation_report.py build/validation/results.jsonl > build/validation.md; exit $$status
 
-bench: $(VENV)/.stamp-bench
+bench: $(VENV)/.stamp-base
 	$(BIN)/python benchmarks/hlo_io.py
 
 clean:
