@@ -161,6 +161,16 @@ def test_the_first_config_of_shapes_in_use(size: tuple[int, int, int], precision
     )
 
 
+def test_stages_whose_bytes_are_not_aligned() -> None:
+    """With four taps a column, the boxes of seven stages end between two units of 1 KB, and what follows is aligned."""
+    graph = "1:[f32]conv();2:[f32]bias(1);3:[f32]add(2);4:[f32]amax(3);"
+    call = graph_call(graph, batch=64, image=(56, 56), channels=48, features=160, filter=(4, 3))
+    lowers(call)  # six of them: with seven, 280 bytes too many
+    odd = Config(1, 8, 8, 96, 64, 7, pingpong=True, taps=4, resident=12)
+    assert odd.stages * odd.stage_bytes % 1024
+    lowers(call, odd)
+
+
 def test_amaxes_take_no_second_kernel() -> None:
     """All they need beside the kernel is zeros: one count, and one word of each amax."""
     graph = "1:[f32]conv();2:[f32]bias(1);3:[f32]amax(2);4:[f32]relu(2);5:[f32]amax(4);6:[f8e4m3fn]scale(4);"

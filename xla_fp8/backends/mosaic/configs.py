@@ -202,7 +202,7 @@ class Footprint:
         """Bytes for both consumers."""
         block = config.warpgroup_pixels * self.columns(config)
         blocks = CONSUMERS * self.slots(config) * block * sum(self.slot_sizes)
-        vector = -(-4 * CONSUMERS * config.tile_features // _ALIGNMENT) * _ALIGNMENT
+        vector = _aligned(4 * CONSUMERS * config.tile_features)
         barriers = CONSUMERS * (self.slots(config) * bool(self.side_sizes) + bool(self.vectors)) + self.amax
         scratch = self.amax * _REDUCTION_SCRATCH + barriers * _BARRIER
         return blocks + self.vectors * vector + scratch
@@ -216,7 +216,14 @@ def shared_memory(config: Config, footprint: Footprint) -> int:
     """Bytes of shared memory that a config takes, to the byte: `tests/backends/mosaic/test_lowering.py` compares."""
     staging = (SUMS if config.splits > 1 else footprint).staging_bytes(config)
     barriers = config.stages * config.stage_barriers + config.resident // config.taps
-    return config.stages * config.stage_bytes + config.resident_bytes + staging + barriers * _BARRIER
+    # The filter's share of a stage is aligned; with the rows that taps share, the input's may not be.
+    stages = _aligned(config.stages * config.stage_bytes)
+    return stages + config.resident_bytes + staging + barriers * _BARRIER
+
+
+def _aligned(size: int) -> int:
+    """Bytes of a buffer of `size` bytes and what is left free behind it."""
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
 def shares_taps(problem: Problem, config: Config) -> bool:
@@ -359,6 +366,8 @@ def staged(bare: Config, footprint: Footprint) -> Config | None:
     empty = dataclasses.replace(bare, stages=0)
     each = bare.stage_bytes + bare.stage_barriers * _BARRIER
     stages = min(8, 768 // bare.tile_channels, (SHARED_MEMORY - shared_memory(empty, footprint)) // each)
+    if shared_memory(dataclasses.replace(bare, stages=stages), footprint) > SHARED_MEMORY:
+        stages -= 1  # what stands behind them is aligned
     config = dataclasses.replace(bare, stages=stages)
     return config if stages >= 3 and fits(config, footprint) and keeps_registers(config, footprint) else None
 
