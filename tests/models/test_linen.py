@@ -304,10 +304,21 @@ def test_calibration_leaves_weights_wide_that_are_changed_before_they_are_used(x
         def __call__(self, x: jax.Array) -> jax.Array:
             return nn.WeightNorm(nn.Dense(16))(x)
 
-    variables = Normed().init(jax.random.key(0), x)
-    recipe = dataclasses.replace(ANY_SIZE, keep_first=0, keep_last=0)
-    fp8, served = xla_fp8.calibrate(Normed(), [x], recipe, variables=variables)
-    np.testing.assert_array_equal(fp8.apply(served, x), Normed().apply(variables, x))
+    class Transposed(nn.Module):
+        @nn.compact
+        def __call__(self, x: jax.Array) -> jax.Array:
+            def transposed(variables: Any) -> Any:
+                return jax.tree.map(jnp.transpose, variables)
+
+            is_new = self.is_initializing()
+            dense = nn.map_variables(nn.Dense, "params", transposed, transposed, init=is_new, mutable=is_new)
+            return dense(16, use_bias=False)(x)
+
+    recipe = dataclasses.replace(ANY_SIZE, keep_first=0, keep_last=0, weights="channel")
+    for model in (Normed(), Transposed()):
+        variables = model.init(jax.random.key(0), x)
+        fp8, served = xla_fp8.calibrate(model, [x], recipe, variables=variables)
+        np.testing.assert_array_equal(fp8.apply(served, x), model.apply(variables, x))
 
 
 @pytest.mark.skipif(not scans_take_callbacks(), reason="nn.scan of this Flax takes no callbacks")

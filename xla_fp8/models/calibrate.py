@@ -170,11 +170,15 @@ def _kept_in_fp8(layer: Layer, seen: Seen, framework: Any, holder: Any, read_els
 
 
 def _bits(weight: jax.Array) -> jax.Array:
-    """A number that tells a weight from one with other values. Neither order nor fusion matters to a sum of bits."""
+    """A number that tells a weight from one with other values, or in other places: transposed, it has other channels.
+
+    A sum of integers, so that fusion and the order in which they are added do not matter.
+    """
     if weight.dtype not in WIDE_DTYPES:
         return jnp.zeros((), jnp.uint32)
     bits = lax.bitcast_convert_type(weight, jnp.dtype(f"uint{8 * weight.dtype.itemsize}"))
-    total: jax.Array = jnp.sum(bits, dtype=jnp.uint32)
+    place = jnp.arange(weight.size, dtype=jnp.uint32).reshape(weight.shape)
+    total: jax.Array = jnp.sum(bits.astype(jnp.uint32) * (2 * place + 1), dtype=jnp.uint32)
     return total
 
 
