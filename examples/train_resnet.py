@@ -48,12 +48,12 @@ def noise(batch: int, config: resnet.Config) -> Iterator[tuple[Any, Any]]:
         yield images, labels
 
 
-def make(recipe: str, config: resnet.Config, batch: int, rate: float, least: float) -> tuple[Any, Step]:
+def make(recipe: str, config: resnet.Config, batch: int, rate: float, least: float | None) -> tuple[Any, Step]:
     """The state before the first step, and the step: (state, batch) → (state, loss).
 
     Args:
         recipe: "bf16", "delayed" or "dynamic".
-        least: layers of fewer floating-point operations stay in bf16.
+        least: layers of fewer floating-point operations stay in bf16; None for the recipe's own rules.
     """
     params = jax.tree.map(jnp.asarray, resnet.init(normal(0), config))
     network = resnet.apply_training
@@ -109,9 +109,7 @@ def main() -> None:
     config = SIZES[arguments.size]
     is_small = arguments.size == "small"
     for recipe in arguments.recipes.split(","):
-        state, step = make(
-            recipe, config, arguments.batch, arguments.rate, 0 if is_small else xla_fp8.Recipe().min_flops
-        )
+        state, step = make(recipe, config, arguments.batch, arguments.rate, 0 if is_small else None)
         batches = digits(arguments.batch, 0) if is_small else noise(arguments.batch, config)
         losses, seconds = train(state, step, batches, arguments.steps)
         last = losses[-max(1, len(losses) // 5) :].mean()
