@@ -38,8 +38,8 @@ class Recipe:
         channel_multiple: layers whose input or output channels are no multiple stay wide. 16: what the FP8 kernels of
             Hopper GPUs need (docs/mosaic-conv.md; cuBLASLt too).
         min_flops: calls with less arithmetic stay wide (a multiply and an add are two). None: what was measured on an
-            H200 (docs/models.md, "Which layers"). Less than 8e9 gains little; and where the recipe trains, less than
-            450 for each element of input, weight and result gains less than it costs to quantize them.
+            H200 (docs/models.md, "What is too small"). Less than 8e9 gains little; and where the recipe trains, less
+            than 450 for each element of input, weight and result gains less than it costs to quantize them.
     """
 
     scaling: Scaling = "dynamic"
