@@ -118,6 +118,22 @@ def test_html_is_one_page_that_needs_nothing_else(
     assert "model.py:42" in out.read_text()
 
 
+@pytest.mark.parametrize("format", ["text", "markdown"])
+def test_of_several_inputs_those_without_convolutions_and_dots_are_counted(
+    cli, scaled_conv: Path, tmp_path: Path, format: str
+) -> None:
+    empty = tmp_path / "empty.hlo"
+    empty.write_text("HloModule m\n\nENTRY e {\n  ROOT x = f32[2] parameter(0)\n}\n")
+    out = cli("explain", empty, scaled_conv, empty, f"--format={format}").out
+    assert str(empty) not in out
+    assert str(scaled_conv) in out
+    assert out.splitlines()[-1] == "2 of 3 modules have no convolutions and no dots; --all shows them"
+    everything = cli("explain", empty, scaled_conv, empty, f"--format={format}", "--all").out
+    assert everything.count(str(empty)) == 2
+    assert cli("explain", empty, empty).out == "2 of 2 modules have no convolutions and no dots; --all shows them\n"
+    assert "of 1" not in cli("explain", empty).out
+
+
 def test_several_inputs_are_told_apart(cli, refused: Path, scaled_conv: Path) -> None:
     out = cli("explain", refused, scaled_conv, "--target=a100").out
     assert [line for line in out.splitlines() if line.startswith("==")] == [f"== {refused}", f"== {scaled_conv}"]

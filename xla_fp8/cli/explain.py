@@ -39,7 +39,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--all",
         action="store_true",
-        help="in text, markdown and html: reason and advice also where no FP8 tensor is an operand",
+        help="in text, markdown and html: reason and advice also where no FP8 tensor is an operand; of several inputs "
+        "also those without convolutions and dots",
     )
     parser.add_argument(
         "--passes", type=options.pass_list_type, metavar="A,B,...", help="instead of the default pipeline"
@@ -100,19 +101,24 @@ def _render(reports: list[_Explained], arguments: argparse.Namespace) -> str:
         title = "FP8 report" if several else f"FP8 report: {reports[0].name}"
         sections = [html.Section(each.name if several else "", each.report, each.modules) for each in reports]
         return html.page(title, sections, everything=arguments.all)
+    shown = [each for each in reports if arguments.all or not several or each.report.rewritten or each.report.refused]
+    without = len(reports) - len(shown)  # most modules that XLA dumps of a program are of this kind
+    note = [f"{without} of {len(reports)} modules have no convolutions and no dots; --all shows them\n"] * bool(without)
     if arguments.format == "markdown":
-        return "\n".join(
+        tables = [
             (f"## {each.name}\n\n" if several else "") + each.report.to_markdown(everything=arguments.all)
-            for each in reports
-        )
+            for each in shown
+        ]
+        return "\n".join(tables + note)
     to_stdout = arguments.output == "-"
     paint = color.choose(arguments.color, sys.stdout) if to_stdout else color.Color(arguments.color == "always")
     width = color.width_of(sys.stdout) if to_stdout else None
-    return "\n".join(
+    texts = [
         (paint(f"== {each.name}", "heading") + "\n" if several else "")
         + each.report.to_text(everything=arguments.all, width=width, paint=paint)
-        for each in reports
-    )
+        for each in shown
+    ]
+    return "\n".join(texts + note)
 
 
 def _json(reports: list[_Explained]) -> str:
