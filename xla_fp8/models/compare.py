@@ -38,8 +38,6 @@ from xla_fp8.quantization.delayed import DelayedScale, DelayedScaling
 from xla_fp8.quantization.numerics import ScaleRule, amax_of, with_margin
 from xla_fp8.quantization.training import amax_of_all_examples
 
-Share = tuple[jax.Array, jax.Array]
-
 
 def compare(
     model: Any,
