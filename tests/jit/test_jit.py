@@ -14,6 +14,7 @@ import pytest
 
 import xla_fp8
 from tests.jit.programs import assert_close, inputs, layer, tensors, wide_layer
+from xla_fp8.backends.registry import ReferenceBackend
 
 
 def test_rewritten_function_computes_what_the_original_does() -> None:
@@ -254,6 +255,7 @@ def test_errors_of_the_function_are_its_own() -> None:
             r"the backends are: auto, .*: jax\.jit\(xla_fp8\.rewrite\(fn\), backend='cpu'\)$",
         ),
         ({"backend": None}, "TypeError", "takes a name or a Backend, and not a NoneType"),
+        ({"backend": ReferenceBackend}, "TypeError", "and not a type: <class '.*ReferenceBackend'>"),
         ({"backend": ["reference"]}, "TypeError", r"and not a list: \['reference'\]"),
         ({"colour": "red"}, "TypeError", "colour"),
     ],

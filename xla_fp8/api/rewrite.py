@@ -150,7 +150,7 @@ def make_options(
     tell: ReportCallback | None = None,
 ) -> Options:
     """Checked options. Raises as `rewrite` does."""
-    if not isinstance(backend, (str, Backend)):
+    if isinstance(backend, type) or not isinstance(backend, (str, Backend)):  # a class has the methods too
         raise TypeError(f"backend= takes a name or a Backend, and not a {type(backend).__name__}: {backend!r}")
     backends_for(backend, "cpu")
     return Options(
