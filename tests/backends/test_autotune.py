@@ -76,6 +76,31 @@ def test_the_fastest_that_agrees_wins(capsys: pytest.CaptureFixture[str]) -> Non
     assert 0 < timings["2"].microseconds < timings["20"].microseconds
 
 
+@dataclasses.dataclass(frozen=True)
+class Counting(Sleepy):
+    """Counts in i32, as a kernel does: in x64 mode a loop would have an index of 64 bits."""
+
+    def lower(self, call: GraphCall, config: Config) -> Implementation:
+        types = [shape.element_type for shape in call.output_shapes]
+
+        def run(*operands: jax.Array) -> tuple[jax.Array, ...]:
+            count = jax.lax.fori_loop(0, 3, lambda i, n: jax.lax.max(i, n), jnp.int32(0))
+            y, amax = reference.run(call.graph, call.window, call.dim_labels, 1, operands, types)
+            return y, jnp.where(count == 2, amax, 0)
+
+        return run
+
+
+def test_candidates_do_not_see_the_x64_mode_of_the_process() -> None:
+    """Nor does the program in which the chosen one runs: the kernel would count in two types, and none be usable."""
+    jax.config.update("jax_enable_x64", True)  # type: ignore[no-untyped-call]
+    try:
+        (timing,) = autotune.tune(Counting(), CALL, ("only",))
+    finally:
+        jax.config.update("jax_enable_x64", False)  # type: ignore[no-untyped-call]
+    assert timing.problem == ""
+
+
 def test_progress_leaves_nothing_on_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor does it where stdout goes to the same terminal: the line is cleared, and not in a buffer only."""
 

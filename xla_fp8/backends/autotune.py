@@ -166,7 +166,9 @@ def _compiled(backend: Backend, call: GraphCall, config: Config, operands: Seque
             outputs.append(one(*operands))
         return outputs
 
-    return jax.jit(several).lower(*operands).compile()
+    # In the program that is lowered, too, a Python number is of 32 bits; a thread has the x64 mode of the process.
+    with jax.enable_x64(False):
+        return jax.jit(several).lower(*operands).compile()
 
 
 def _device_time(compiled: Any, operands: Sequence[jax.Array]) -> float:
