@@ -99,7 +99,10 @@ _ELU_BELOW = m.any_of(
     _exp_minus_one(m.any_of(m.select(positive(x), number(0), x), _AT_MOST_ZERO)),
 )
 ELU = piecewise(x, m.any_of(_ELU_BELOW, m.multiply_any_order(_ELU_BELOW, number(1))))
-_ELU_SUM = m.add_any_order(m.maximum_any_order(x, number(0)), _exp_minus_one(_AT_MOST_ZERO))
+_CELU_BELOW = _exp_minus_one(m.any_of(_AT_MOST_ZERO, m.divide(_AT_MOST_ZERO, number(1))))  # jax.nn.celu, alpha 1
+_ELU_SUM = m.add_any_order(
+    m.maximum_any_order(x, number(0)), m.any_of(_CELU_BELOW, m.multiply_any_order(_CELU_BELOW, number(1)))
+)
 LEAKY_RELU = piecewise(x, m.multiply_any_order(x, m.any().capture("slope")))
 SILU = m.multiply_any_order(x, sigmoid(x))
 _SILU_QUOTIENT = m.divide(x, _one_plus_exp_of_minus(x))

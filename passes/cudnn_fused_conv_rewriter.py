@@ -170,7 +170,7 @@ class CudnnFusedConvRewriter(RewritePass):
         )
         origin, name = self.context.origin(call), call.name
         computation.transfer_control_dependencies(call, fused)
-        replaced = with_operands((plan.output, *plan.aux))
+        replaced = [*with_operands((plan.output, *plan.aux)), *plan.merge_twins(computation)]
         for index, old in enumerate((plan.output, *plan.aux)):
             element = computation.create(
                 "get-tuple-element", old.shape, [fused], name=f"{old.name}.fused", attributes={"index": str(index)}

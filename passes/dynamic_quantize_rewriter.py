@@ -106,10 +106,12 @@ class DynamicQuantizeRewriter(RewritePass):
             builder.add("store_transposed", cast.shape.element_type, (stored,))
             replaced.append(transposes)
         results = capture.results(_gone({cast, *transposes, *capture.captured}))
-        uids = [builder.scalar(value) for value in results]
-        for value, uid in zip(results, uids, strict=True):
-            builder.add("result", value.shape.element_type, (uid,))
-            replaced.append([value])
+        scalars: dict[int, list[HloInstruction]] = {}  # the values of a program that one number is
+        for value in results:
+            scalars.setdefault(builder.scalar(value), []).append(value)
+        for uid, values in scalars.items():
+            builder.add("result", values[0].shape.element_type, (uid,))
+            replaced.append(values)
         call = QuantizeCall(tuple(builder.nodes))
         self.context.record(cast, "quantize", is_fp8=True, graph=call, refusal=stopped)
         fused = _create(computation, chain, call, builder.operands)

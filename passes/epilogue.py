@@ -16,7 +16,7 @@ from xla_fp8.hlo import HloComputation, HloInstruction, Shape
 from xla_fp8.hlo.literal import format_scalar, numpy_dtype
 from xla_fp8.hlo.opcodes import ELEMENTWISE_BINARY, ELEMENTWISE_UNARY
 from xla_fp8.passes.activations import Activation, find_activation
-from xla_fp8.passes.base import Position, Refusal, described
+from xla_fp8.passes.base import Position, Refusal, described, with_operands
 from xla_fp8.passes.dequantization import Dequantized, Scale, find_dequantized
 from xla_fp8.passes.values import (
     MOVES,
@@ -76,6 +76,8 @@ class Epilogue:
         graph: the graph.
         output: the instruction that result 0 replaces.
         aux: those that results 1, 2, ... replace.
+        twins: further instructions with the value of one in `aux`, each with that one: an amax that a program tracks,
+            and takes again to quantize.
         sides: what the side operands are, in node order.
         stopped: why the graph ends where it does, where there was more that looked as if it belonged to it.
         saved_bytes: of memory traffic, as the report's entry has them.
@@ -84,9 +86,17 @@ class Epilogue:
     graph: Graph
     output: HloInstruction
     aux: tuple[HloInstruction, ...]
+    twins: tuple[tuple[HloInstruction, HloInstruction], ...]
     sides: tuple[Side, ...]
     stopped: Refusal | None
     saved_bytes: int
+
+    def merge_twins(self, computation: HloComputation) -> list[HloInstruction]:
+        """Puts those in `aux` in place of their twins; returns the twins and what they read, for `Walk.rewritten`."""
+        unneeded = with_operands(twin for twin, _ in self.twins)
+        for twin, first in self.twins:
+            computation.replace(twin, first)
+        return unneeded
 
     def side_shapes(self, result: Shape, channel: int) -> list[Shape]:
         """The shapes of the side operands of a call with this result, before any of them is made.
@@ -204,7 +214,7 @@ class EpilogueCapture:
         if (found := find_activation(instruction)) and self.in_graph(found.input):
             return self.activation(instruction, found)
         if opcode == "clamp":
-            return self.relu6(instruction)
+            return self.clamp(instruction)
         if opcode == "select":
             self.clamping_select(instruction)
         if opcode in ("add", "subtract", "multiply", "divide", "maximum", "minimum"):
@@ -308,12 +318,30 @@ class EpilogueCapture:
             return None
         return Step(instruction, (Op(found.op, (source,)),), (source,), interior)
 
-    def relu6(self, instruction: HloInstruction) -> Step | None:
-        low, source, high = instruction.operands
-        upper = constant_of(high)
-        if not self.in_graph(source) or constant_of(low) != 0 or upper is None:
+    def clamp(self, instruction: HloInstruction) -> Step | None:
+        """A clamp that is none of a cast to FP8, which saturates by itself."""
+        source = instruction.operand(1)
+        if not self.in_graph(source) or not all(_is_inside(instruction, type_) for type_ in _cast_to(instruction)):
             return None
-        return Step(instruction, (Op("relu", (source,)), Op("min", (0,), (high,))), (source,))
+        ops = self.clamp_ops(*instruction.operands)
+        return Step(instruction, ops, (source,)) if ops else None
+
+    def clamp_ops(self, low: HloInstruction, source: HloInstruction, high: HloInstruction) -> tuple[Op, ...]:
+        """A clamp's nodes; none where it has a bound that the dialect cannot read.
+
+        min and max read tensors: numbers would be written to memory first, which clamp's are not.
+        """
+        lowest, highest = constant_of(low), constant_of(high)
+        if lowest is not None and highest is not None and not lowest <= highest:
+            return ()
+        if lowest == 0 and highest is not None:
+            return Op("relu", (source,)), Op("min", (0,), (_filled(high, source),))
+        if self.extended and (smallest := scalar_of(low)) and (largest := scalar_of(high)):
+            return (Op("clamp", (source,), (smallest, largest)),)
+        sides = _filled(low, source), _filled(high, source)
+        if any(isinstance(side, HloInstruction) and side.shape.is_scalar for side in sides):
+            return ()
+        return Op("max", (source,), sides[:1]), Op("min", (0,), sides[1:])
 
     def clamping_select(self, instruction: HloInstruction) -> None:
         """A relu or clamp that would be one of the graph's, were it not for NaN: never a step, but a reason to stop."""
@@ -394,6 +422,8 @@ class EpilogueCapture:
         bounds = constant_of(low), constant_of(high)
         if bounds == (0.0, largest):  # jnp.clip(y, 0, 448): a relu, saturated
             return Step(instruction, (Op("relu", (source,)),), (source,), tuple(interior), kind="cast")
+        if self.in_graph(clamp):  # to narrower bounds: the store has nothing to saturate
+            return Step(instruction, (), (clamp,), tuple(i for i in interior if i is not clamp), kind="cast")
         if bounds != (-largest, largest):
             shown = " and ".join("a computed value" if b is None else f"{b:g}" for b in bounds)
             self.stop(
@@ -540,6 +570,8 @@ class EpilogueCapture:
     def _two_endpoints(self, value: HloInstruction, outside: HloInstruction | None, output: Step) -> Refusal:
         if outside is not None and (barrier := _barrier_refusal(outside)):
             return barrier
+        if outside is not None and (product := self._product(outside)):
+            return product
         other = described(outside) if outside is not None else "the computation's result"
         end = described(output.instruction)
         return Refusal(
@@ -548,6 +580,20 @@ class EpilogueCapture:
             "let only one of them use it; an FP8 output may have one wide copy beside it"
             + ("" if self.extended else " in the extended dialect (--dialect=extended)"),
             value,
+        )
+
+    def _product(self, instruction: HloInstruction) -> Refusal | None:
+        """Why a product, quotient or difference of two values of the graph stops it; None for anything else."""
+        word = {"multiply": "product", "divide": "quotient", "subtract": "difference"}.get(instruction.opcode)
+        if word is None or len(set(instruction.operands)) < 2 or not all(map(self.in_graph, instruction.operands)):
+            return None
+        return Refusal(
+            "unknown-operation",
+            f"{described(instruction)} is the {word} of two values that the {self.kind} makes; a graph has no "
+            "operation for that",
+            "leave it to XLA, or use an activation that is one operation: silu for hard_swish"
+            + ("" if self.extended else " (with --dialect=extended)"),
+            instruction,
         )
 
     @staticmethod
@@ -586,22 +632,27 @@ class EpilogueCapture:
             graph = graph.append(name, (graph.nodes[-1].uid,))
             sides.append(scale.value)
         uids = {self.result: graph.nodes[-1].uid}
-        aux_set = set(aux)
-        for step in (*needed[1:], *(s for s in aux if s not in needed)):
+        for step in needed[1:]:
             own: list[int] = []
             for op in step.ops:
-                operands = [own[o] if isinstance(o, int) else uids[o] for o in op.operands]
-                type_ = step.instruction.shape.element_type if step in aux_set else "f32"
-                graph = graph.append(op.name, operands, type_)
+                graph = graph.append(op.name, [own[o] if isinstance(o, int) else uids[o] for o in op.operands])
                 own.append(graph.nodes[-1].uid)
                 sides.extend(op.sides)
-            if step not in aux_set:
-                uids[step.instruction] = own[-1] if own else uids[step.inputs[0]]
+            uids[step.instruction] = own[-1] if own else uids[step.inputs[0]]
+        results: dict[tuple[str, int, str], HloInstruction] = {}
+        twins: list[tuple[HloInstruction, HloInstruction]] = []
+        for step in aux:
+            node = (step.ops[0].name, uids[step.inputs[0]], step.instruction.shape.element_type)
+            if node in results:
+                twins.append((step.instruction, results[node]))
+                continue
+            results[node] = step.instruction
+            graph = graph.append(node[0], [node[1]], node[2])
         graph = graph.with_type(uids[output.instruction], output.instruction.shape.element_type)
         stopped = self.explanation(output, blocked)
-        results = tuple(step.instruction for step in aux)
-        saved = self.saved_bytes(output.instruction, results)
-        return Epilogue(graph, output.instruction, results, tuple(sides), stopped, saved)
+        made = tuple(results.values())
+        saved = self.saved_bytes(output.instruction, made)
+        return Epilogue(graph, output.instruction, made, tuple(twins), tuple(sides), stopped, saved)
 
     def saved_bytes(self, output: HloInstruction, aux: tuple[HloInstruction, ...]) -> int:
         """What is no longer written and read of the result itself.
@@ -647,7 +698,7 @@ class EpilogueCapture:
                     return Refusal(
                         "unknown-operation",
                         f"{described(first)} is, with what follows it, none of the graph's operations",
-                        "use scale, add, relu, relu6, leaky relu or elu"
+                        "use scale, add, clip, relu, relu6, leaky relu or elu"
                         + (", " if self.extended else "; with --dialect=extended also ")
                         + "silu, gelu, sigmoid, tanh and a scale for each channel",
                         first,
@@ -655,6 +706,26 @@ class EpilogueCapture:
                 if user.opcode in _POINTWISE or user.opcode in MOVES:
                     pending.append(user)
         return None
+
+
+def _cast_to(clamp: HloInstruction) -> set[str]:
+    """The FP8 types that what is clamped is cast to, directly or through another type."""
+    users = [user for c in clamp.users for user in (c, *(c.users if c.opcode == "convert" else ()))]
+    return {user.shape.element_type for user in users if user.opcode == "convert" and user.shape.is_fp8}
+
+
+def _is_inside(clamp: HloInstruction, type_: str) -> bool:
+    """Whether a clamp's bounds are within those of an FP8 type, and not both the same."""
+    low, largest, high = constant_of(clamp.operand(0)), FP8_MAX.get(type_), constant_of(clamp.operand(2))
+    if low is None or high is None or largest is None:
+        return False
+    return -largest <= low and high <= largest and (low, high) != (-largest, largest)
+
+
+def _filled(bound: HloInstruction, like: HloInstruction) -> HloInstruction | float:
+    """A clamp's bound as a tensor, or the number to fill one with: HLO's clamp takes numbers too."""
+    constant = constant_of(bound)
+    return bound if constant is None or bound.shape.same_dimensions(like.shape) else constant
 
 
 def _repeats(side: HloInstruction) -> bool:

@@ -134,7 +134,7 @@ class FusedDotRewriter(RewritePass):
         shapes = form.output_shapes(plan)
         fused = create_graph_call(dot, {"dim_labels": str(DOT_LABELS)}, plan.graph, operands, shapes)
         computation.transfer_control_dependencies(dot, fused)
-        replaced = with_operands(results)
+        replaced = [*with_operands(results), *plan.merge_twins(computation)]
         for index, (old, shape) in enumerate(zip(results, shapes, strict=True)):
             element = computation.create(
                 "get-tuple-element", shape, [fused], attributes={"index": str(index)}, metadata_from=old

@@ -135,7 +135,7 @@ class GemmRewriter(RewritePass):
         origin, name = self.context.origin(dot), dot.name
         fused = _create(computation, dot, call, values, target)
         computation.transfer_control_dependencies(dot, fused)
-        replaced = with_operands((plan.output, *plan.aux))
+        replaced = [*with_operands((plan.output, *plan.aux)), *plan.merge_twins(computation)]
         element = computation.create("get-tuple-element", result, [fused], attributes={"index": "0"})
         take_place(computation, plan.output, from_matrix(element, dimensions))
         for number, aux in enumerate(plan.aux, 1):

@@ -108,16 +108,13 @@ class MatmulCapture(EpilogueCapture):
 
     def unknown_operation(self, output: Step) -> Refusal | None:
         found = super().unknown_operation(output)
-        if found is None:
-            return None
-        reason = f"{described(found.instruction)} is, with what follows it, nothing that cuBLASLt computes"
-        return dataclasses.replace(found, rule="cublas-epilogue", reason=reason, advice=_PLACES)
+        return None if found is None else _without_place(found)
 
     def problem(self, output: Step, needed: list[Step], aux: tuple[Step, ...]) -> Refusal | None:
         if (found := super().problem(output, needed, aux)) is not None:
             if found.rule == "two-endpoints":
                 return dataclasses.replace(found, advice="let only one of them use it")
-            return found
+            return _without_place(found) if found.rule == "unknown-operation" else found
         places = self.places(self.build(output, needed, aux, None))
         return places if isinstance(places, Refusal) else None
 
@@ -219,6 +216,12 @@ class MatmulCapture(EpilogueCapture):
             f"is {type_}: it adds a matrix or bias of a type that cuBLASLt does not read beside that",
             f"keep what is added in {wanted}",
         )
+
+
+def _without_place(found: Refusal) -> Refusal:
+    """What a graph has no operation for, in the words of cuBLASLt."""
+    reason = f"{described(found.instruction)} is, with what follows it, nothing that cuBLASLt computes"
+    return dataclasses.replace(found, rule="cublas-epilogue", reason=reason, advice=_PLACES)
 
 
 def operand_factors(scales: Sequence[Scale]) -> tuple[Factor, ...]:

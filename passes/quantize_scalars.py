@@ -149,17 +149,24 @@ class NodeBuilder:
         if (reduction := self.capture.reductions.get(value)) is not None:
             return self._reduction(reduction, type_)
         if (tensor := self._range_of(value)) is not None:
-            return self.add("amax", type_, (self.tensor(tensor),))
+            return self._reduced("amax", tensor)
         op = op_of(value)
         assert op is not None  # else it would not be captured
         return self.add(op, type_, tuple(self.scalar(operand) for operand in value.operands))
 
     def _reduction(self, reduction: Reduction, type_: str) -> int:
-        own = reduction.tensor.shape.element_type
-        uid = self.add(reduction.op, own, (self.tensor(reduction.tensor),))
-        if own != type_:
+        uid = self._reduced(reduction.op, reduction.tensor)
+        if reduction.tensor.shape.element_type != type_:
             uid = self.add("convert", type_, (uid,))
         return self.add("maximum", type_, (uid, self.scalar(reduction.floor))) if reduction.floor is not None else uid
+
+    def _reduced(self, op: str, tensor: HloInstruction) -> int:
+        """The uid of a reduction. Programs take one amax twice: to track it, and to quantize."""
+        operand = self.tensor(tensor)
+        key = (op, str(operand))
+        if key not in self._uids:
+            self._uids[key] = self.add(op, tensor.shape.element_type, (operand,))
+        return self._uids[key]
 
     def _range_of(self, value: HloInstruction) -> HloInstruction | None:
         """The tensor whose amax max(reduce-max, -reduce-min) is; None where it is none.

@@ -117,6 +117,12 @@ EPILOGUES: dict[str, tuple[str, Callable[[Array, Array, Array, Array], Any]]] = 
     "square": ("[f32]matmul()", lambda y, bias, c, s: y * y),
     "leaky relu": ("[f32]matmul()", lambda y, bias, c, s: jax.nn.leaky_relu(y)),
     "relu6": ("[f32]matmul()", lambda y, bias, c, s: jax.nn.relu6(y)),
+    "clip": ("[f32]matmul()", lambda y, bias, c, s: jnp.clip(y, -1, 1)),
+    "product": ("[f32]matmul()", lambda y, bias, c, s: y * jax.nn.relu(y)),
+    "amax taken twice": (
+        "[f8e4m3fn]matmul(amax)",
+        lambda y, bias, c, s: (saturated(y / s), jnp.max(jnp.abs(y)), jnp.max(jnp.abs(y.ravel())) * 2),
+    ),
 }
 
 
@@ -131,6 +137,16 @@ def test_an_epilogue_keeps_its_numbers(name: str, rows: int) -> None:
     bias, matrix = jax.ShapeDtypeStruct((24,), jnp.bfloat16), jax.ShapeDtypeStruct((rows, 24), jnp.float32)
     report = checked(program, f8(rows, 32), f8(32, 24), SCALE, SCALE, SCALE, bias, matrix)
     assert [entry.graph for entry in report.rewritten] == [graph]
+
+
+def test_a_product_of_two_steps_is_told_in_the_words_of_cublas() -> None:
+    def program(x: Array, w: Array) -> Any:
+        y = x.astype(jnp.float32) @ w.astype(jnp.float32)
+        return saturated(y * jax.nn.relu(y))
+
+    (entry,) = checked(program, f8(16, 32), f8(32, 24)).rewritten
+    assert (entry.graph, entry.rule) == ("[f32]matmul()", "cublas-epilogue")
+    assert "(multiply) is, with what follows it, nothing that cuBLASLt computes" in entry.reason
 
 
 def test_an_amax_is_not_that_of_padding() -> None:

@@ -34,6 +34,15 @@ SPELLINGS: dict[str, tuple[str, Callable[[Array], Array]]] = {
     "relu6_of_relu": ("relu min", lambda y: jnp.minimum(jnp.where(y < 0, 0, y), 6)),
     "upper_bound": ("min", lambda y: jnp.where(y > 100, 100, y)),
     "lower_bound": ("max", lambda y: jnp.where(y <= -0.5, -0.5, y)),
+    "clip": ("clamp", lambda y: jnp.clip(y, -1, 1)),
+    "clip_above": ("clamp", lambda y: lax.clamp(y.dtype.type(0.5), y, y.dtype.type(2))),
+    "clip_other_way": ("clamp", lambda y: jnp.maximum(-1, jnp.minimum(3, y))),
+    "clip_of_where": ("clamp", lambda y: jnp.where(y < -2, -2, jnp.where(y > 3, 3, y))),
+    "clip_open": ("clamp", lambda y: jnp.clip(y, -jnp.inf, 6)),
+    "clip_between_numbers": ("relu clamp scale", lambda y: jnp.clip(jax.nn.relu(y), 0.25, 1) * 2),
+    "hard_tanh": ("clamp", jax.nn.hard_tanh),
+    "hard_sigmoid": ("add relu min invscale", jax.nn.hard_sigmoid),
+    "celu": ("elu", jax.nn.celu),
     "leaky_less": (LEAKY, lambda y: jnp.where(y < 0, 0.1 * y, y)),
     "leaky_less_equal": (LEAKY, lambda y: jnp.where(y <= 0, y * 0.1, y)),
     "leaky_mirrored": (LEAKY, lambda y: jnp.where(jnp.less_equal(0, y), y, y * 0.1)),
@@ -102,6 +111,44 @@ def test_a_spelling_is_the_graph_s_own_op(name: str, wide: str) -> None:
 def test_what_xla_has_an_op_for_is_in_its_dialect_too(name: str) -> None:
     expected, function = SPELLINGS[name]
     assert ops(entry(lambda y: quantized(function(y)), dialect="xla").graph) == expected
+
+
+CLAMPS = [name for name, (expected, _) in SPELLINGS.items() if expected == "clamp"]
+
+
+@pytest.mark.parametrize("name", CLAMPS)
+def test_a_clamp_is_max_and_min_in_xla_s_dialect(name: str) -> None:
+    assert ops(entry(lambda y: quantized(SPELLINGS[name][1](y)), dialect="xla").graph) == "max min"
+
+
+@pytest.mark.parametrize("dialect", ["xla", "extended"])
+@pytest.mark.parametrize(("low", "high"), [(-240, 240), (-448, 1), (-1, 448), (0, 6), (0.5, 2), (0, 448)])
+def test_a_clamp_within_the_type_s_bounds_is_cast_with_its_own(low: float, high: float, dialect: str) -> None:
+    found = entry(lambda y: jnp.clip(y, low, high).astype(E4M3), dialect=dialect)
+    assert found.graph is not None
+    assert found.graph.count("f8e4m3fn") == 1
+    assert found.reason == ""
+    relu = "relu" if high == 448 else "relu min"
+    assert ops(found.graph) == (relu if low == 0 else "clamp" if dialect == "extended" else "max min")
+
+
+@pytest.mark.parametrize(("low", "high"), [(-500, 500), (-1, 449), (-jnp.inf, 1), (449, 450)])
+def test_a_clamp_beyond_the_type_s_bounds_does_not_saturate(low: float, high: float) -> None:
+    found = entry(lambda y: jnp.clip(y * 2, low, high).astype(E4M3))
+    assert (ops(found.graph), found.rule) == ("scale", "wrong-clamp-bounds")
+
+
+def test_a_clamp_is_the_saturating_one_of_its_own_type_alone() -> None:
+    assert ops(entry(lambda y: jnp.clip(y, -448, 448).astype(E4M3)).graph) == ""
+    assert ops(entry(lambda y: jnp.clip(y, -448, 448).astype(jnp.float8_e5m2)).graph) == "clamp"
+    assert ops(entry(lambda y: jnp.clip(y, -448, 448)).graph) == "clamp"
+
+
+@pytest.mark.parametrize("dialect", ["xla", "extended"])
+def test_a_product_of_two_values_of_the_graph_is_told(dialect: str) -> None:
+    found = entry(lambda y: quantized(jax.nn.hard_swish(y)), dialect=dialect)
+    assert (ops(found.graph), found.rule) == ("", "unknown-operation")
+    assert "is the product of two values that the convolution makes" in found.reason
 
 
 VALUES = [math.nan, 448, -448, 104, -104, 9, -9, 6, -6, 1.5, -1.5, 1, -1, 0.5, -0.5, 2**-9, -(2**-9), 0]
@@ -209,6 +256,38 @@ def test_an_amax_does_not_mind_the_order_of_the_elements(name: str, filter_label
     (found,) = xla_fp8.explain(program)(x, w).rewritten
     assert ops(found.graph) == ("relu amax" if name == "of_relu" else "amax")
     assert xla_fp8.jit(program)(x, w)[1] == jax.jit(program)(x, w)[1]
+
+
+@pytest.mark.parametrize("dialect", ["xla", "extended"])
+def test_an_amax_that_is_taken_again_is_one_node(dialect: str) -> None:
+    found = entry(
+        lambda y: (quantized(y), *(amax(y) for name, amax in AMAX.items() if name != "of_relu")), dialect=dialect
+    )
+    assert ops(found.graph) == "amax"
+    of_relu = entry(lambda y: (quantized(jax.nn.relu(y)), *(amax(jax.nn.relu(y)) for amax in AMAX.values())))
+    assert ops(of_relu.graph) == "relu amax"
+
+
+def test_an_amax_of_another_value_or_type_is_another_node() -> None:
+    found = entry(lambda y: (quantized(y * 2), *(jnp.max(jnp.abs(v)) for v in (y, y * 2, y, y * 2))))
+    assert ops(found.graph) == "scale amax amax"
+    found = entry(lambda y: (quantized(y), jnp.max(jnp.abs(y)), jnp.max(jnp.abs(y.astype(jnp.float32)))), jnp.bfloat16)
+    assert found.graph is not None
+    assert "[bf16]amax(1)" in found.graph
+    assert "[f32]amax(1)" in found.graph
+
+
+def test_both_users_of_an_amax_get_its_number() -> None:
+    def program(x: Array, w: Array) -> tuple[Array, Array, Array]:
+        y = jax.nn.relu(convolution(x, w))
+        return quantized(y), jnp.max(jnp.abs(y)), jnp.max(y.ravel()) / 448
+
+    rng = np.random.default_rng(0)
+    x, w = jnp.asarray(rng.normal(size=X.shape), E4M3), jnp.asarray(rng.normal(size=W.shape), E4M3)
+    (found,) = xla_fp8.explain(program)(x, w).rewritten
+    assert ops(found.graph) == "relu amax"
+    for ours, plain in zip(xla_fp8.jit(program)(x, w)[1:], jax.jit(program)(x, w)[1:], strict=True):
+        assert ours == plain
 
 
 @pytest.mark.parametrize(
