@@ -49,6 +49,12 @@ def test_every_op(op: str) -> None:
     run(graph_call(f"1:[f32]conv();2:[f32]scale(1);3:[f32]{op}(2);4:[f32]amax(3);5:[f8e4m3fn]invscale(3);"))
 
 
+def test_vectors_where_ranks_are_not_promoted() -> None:
+    call = graph_call("1:[f32]conv();2:[f32]channel_scale(1);3:[f32]bias(2);4:[f8e4m3fn]scale(3);")
+    with jax.numpy_rank_promotion("raise"):
+        run(call)
+
+
 @pytest.mark.parametrize("seed", sampled(range(20), 5))
 def test_random_graphs(seed: int) -> None:
     run(random_call(seed, groups=(1,), largest=32))

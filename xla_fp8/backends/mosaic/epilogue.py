@@ -100,7 +100,13 @@ class Epilogue:
         self, sums: jax.Array, sides: Sequence[jax.Array]
     ) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
         """The epilogue on whole arrays, in XLA, where the kernel only stores sums: the tensors, and the amaxes."""
-        tensors, magnitudes, factors = self.evaluate(sums, lambda i: sides[i].astype(jnp.float32), store=_saturating)
+
+        def side(i: int) -> jax.Array:
+            value = sides[i].astype(jnp.float32)
+            # By hand, as `jax_numpy_rank_promotion` may forbid that "+" does it.
+            return lax.broadcast_in_dim(value, sums.shape, (sums.ndim - 1,)) if i in self.vectors else value
+
+        tensors, magnitudes, factors = self.evaluate(sums, side, store=_saturating)
         return tensors, tuple(jnp.max(block) * factor for block, factor in zip(magnitudes, factors, strict=True))
 
     def evaluate(
