@@ -62,6 +62,14 @@ def test_a_stray_passes_module_shadows_nothing(environment: tuple[Path, Path], s
     assert Path(evaluate(python, stray, "xla_fp8.passes.__file__")) == passes / "__init__.py"
 
 
+@pytest.mark.parametrize("environment", ["editable"], indirect=True)
+def test_an_editable_install_is_whole_in_the_clone_too(environment: tuple[Path, Path], source_copy: Path) -> None:
+    # Python takes the clone's xla_fp8/, in which there is no passes/; of an installed wheel nothing would be seen.
+    python, passes = environment
+    assert Path(evaluate(python, source_copy, "xla_fp8.__file__")) == source_copy / "xla_fp8" / "__init__.py"
+    assert Path(evaluate(python, source_copy, "xla_fp8.passes.__file__")) == passes / "__init__.py"
+
+
 def test_the_version_is_that_of_the_distribution(environment: tuple[Path, Path], stray: Path) -> None:
     python, _ = environment
     version = "__import__('importlib.metadata').metadata.version('xla-fp8')"
