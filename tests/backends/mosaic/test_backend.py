@@ -87,6 +87,10 @@ REFUSED = {
         call(image=(4, 8, 8), filter=(3, 3, 3)),
         "the kernel has two spatial dimensions, and this convolution has 3",
     ),
+    "a place beyond 32 bits": (
+        call(batch=2**31, image=(), filter=(), window="{}", labels="bf_oi->bf"),
+        "counts places in 32 bits, and a dimension of this convolution has 2147483648",
+    ),
     "empty": (call(batch=0), "a tensor without elements needs no kernel"),
     "bf16 filter": (with_filter_type("bf16"), "multiplies f8e4m3fn and f8e5m2, and the operands are f8e4m3fn and bf16"),
     "s8 output": (with_output_type("s8"), "the kernel stores f8e4m3fn, f8e5m2, bf16, f16, f32, not s8"),

@@ -374,6 +374,7 @@ def test_flattening_keeps_a_1x1_convolution_and_nothing_else() -> None:
         dataclasses.replace(pointwise, padding=(1, 1), out_height=9, out_width=7),
         dataclasses.replace(pointwise, padding=(0, 0), out_height=8),  # padded behind the last row
         dataclasses.replace(pointwise, taps=(3, 3), padding=(1, 1)),
+        Problem(2**13, 512, 512, 16, 16, 512, 512),  # 2**31 pixels, whose numbers are no i32
     ):
         assert other.flattened() is other
 

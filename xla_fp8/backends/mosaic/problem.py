@@ -19,6 +19,9 @@ CHANNEL_MULTIPLE = 16
 MAX_COPY_EXTENT = 256
 """The most elements a TMA box has along one dimension."""
 
+MOST_PIXELS = 2**31 - 2**16
+"""Along one dimension: a place in a tensor is an i32, and tiles, padding and windows reach beyond its end."""
+
 MAX_PHASES = 64
 """The kernel finds a phase's numbers by one select for each phase."""
 
@@ -116,11 +119,11 @@ class Problem:
     def flattened(self) -> Problem:
         """A 1x1 convolution as the matrix product that it is: one row of N * H * W pixels, and no tile is cut short.
 
-        Any other convolution as it is.
+        Any other convolution as it is, and one of more pixels than a row can have.
         """
         if self.taps != (1, 1) or self.strided or self.padding != (0, 0) or self.base_dilation != (1, 1):
             return self
-        if (self.out_height, self.out_width) != (self.height, self.width):
+        if (self.out_height, self.out_width) != (self.height, self.width) or self.pixels > MOST_PIXELS:
             return self
         return dataclasses.replace(
             self, batch=1, height=1, width=self.pixels, out_height=1, out_width=self.pixels, reversal=(False, False)
@@ -170,6 +173,11 @@ def problem_of(call: GraphCall) -> Problem | No:
         return No(
             f"the convolution dilates its input by {dilation}, which makes {phases} phases; the kernel takes up to "
             f"{MAX_PHASES}"
+        )
+    if (longest := max(batch, *in_sizes, *out_sizes)) > MOST_PIXELS:
+        return No(
+            f"the kernel counts places in 32 bits, and a dimension of this convolution has {longest}; up to "
+            f"{MOST_PIXELS} fit"
         )
     mirrored = [d.reversal and d.size > 1 for d in dims]
     return Problem(
