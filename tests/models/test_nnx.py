@@ -269,6 +269,13 @@ def test_calibration_leaves_a_weight_wide_that_an_embedding_reads_too() -> None:
     assert [layer.name for layer in xla_fp8.conversion_report(served).converted] == ["body"]
 
 
+def test_calibration_takes_batches_of_several_types(x: jax.Array) -> None:
+    model = nnx.Linear(16, 16, param_dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
+    recipe = dataclasses.replace(ANY_SIZE, keep_first=0, keep_last=0)
+    served = xla_fp8.calibrate(model, [x, x.astype(jnp.bfloat16)], recipe)
+    assert len(xla_fp8.conversion_report(served).converted) == 1
+
+
 def test_a_model_is_calibrated_once(net: Net, x: jax.Array) -> None:
     served = xla_fp8.calibrate(net, [x], ANY_SIZE)
     with pytest.raises(xla_fp8.ModelError, match="Calibrate the one that it was made of"):

@@ -85,19 +85,17 @@ class Seen:
     """What a layer was called with.
 
     Attributes:
-        weight: type of the weight.
         inside: what the layer of a Linen module stands in that hands on no fixed scales.
         lhs, rhs: the largest values of input and weight.
-        weights: `_bits` of each.
+        weights: type and `_bits` of each.
     """
 
     contraction: Contraction
     layer: Layer
-    weight: np.dtype[Any]
     inside: str = ""
     lhs: float = 0.0
     rhs: float = 0.0
-    weights: set[int] = dataclasses.field(default_factory=set)
+    weights: set[tuple[np.dtype[Any], int]] = dataclasses.field(default_factory=set)
 
     def of(self, known: Layer | None) -> Layer:
         """The layer, with what its framework knows."""
@@ -118,11 +116,11 @@ def seen_by_layers(model: Any, batches: Iterable[Any], call: Call) -> dict[str, 
     def meet(layers: Sequence[Layer]) -> None:
         inside.update({layer.name: layer.inside for layer in layers})
 
-    def note(name: str, lhs: Any, rhs: Any, bits: Any) -> None:
+    def note(name: str, dtype: np.dtype[Any], lhs: Any, rhs: Any, bits: Any) -> None:
         layer = seen[name]
         layer.lhs = float(np.maximum(layer.lhs, lhs))  # a NaN stays
         layer.rhs = float(np.maximum(layer.rhs, rhs))
-        layer.weights.add(int(bits))
+        layer.weights.add((dtype, int(bits)))
 
     def watch(name: str, contraction: Contraction, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
         size = call_size(contraction, lhs, rhs)
@@ -130,9 +128,9 @@ def seen_by_layers(model: Any, batches: Iterable[Any], call: Call) -> dict[str, 
         if before is None or before.layer.size is None or size.flops > before.layer.size.flops:
             layer = Layer(name, contraction.kind, rhs.shape, size)
             noted = (before.lhs, before.rhs, before.weights) if before else ()
-            seen[name] = Seen(contraction, layer, rhs.dtype, inside.get(name, ""), *noted)
+            seen[name] = Seen(contraction, layer, inside.get(name, ""), *noted)
         # A callback, because what a transformation inside the model traces could not leave it otherwise.
-        jax.debug.callback(functools.partial(note, name), amax_of(lhs), amax_of(rhs), _bits(rhs))
+        jax.debug.callback(functools.partial(note, name, rhs.dtype), amax_of(lhs), amax_of(rhs), _bits(rhs))
         return contraction.wide(lhs, rhs)
 
     spied = watched(model, watch, meet)
@@ -164,7 +162,7 @@ def _kept_in_fp8(layer: Layer, seen: Seen, framework: Any, holder: Any, read_els
         obstacle = f"fixed scales do not reach into {seen.inside}"
     elif layer.name in read_elsewhere:
         obstacle = "something else reads its weight too, and would read FP8 without a scale"
-    elif seen.weights != {int(_bits(weight.astype(seen.weight)))}:
+    elif any(bits != int(_bits(weight.astype(dtype))) for dtype, bits in seen.weights):
         obstacle = "something (WeightNorm, SpectralNorm) changes its weight before it is multiplied with"
     return dataclasses.replace(layer, obstacle=layer.obstacle or obstacle)
 
