@@ -21,6 +21,8 @@ BIN := $(VENV)/bin
 # Where `make lint` installs the package from a wheel: neither mypy nor import-linter follows the mapping
 # passes/ -> xla_fp8.passes of an editable install.
 INSTALLED := build/installed
+# Every editable install is warned of folders that are named as the package. Here that folder is what is to be imported.
+EDITABLE := PYTHONWARNINGS='ignore:Editable installation' $(BIN)/pip install --quiet --editable
 
 .PHONY: test nightly lint demo docs docs-check bench validate clean
 
@@ -63,9 +65,9 @@ $(VENV)/.stamp-base: pyproject.toml setup.py
 	@test -n "$(PYTHON)" || { echo "error: no Python >= 3.11 with venv and ensurepip on PATH; say make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet --editable .
+	$(EDITABLE) .
 	touch $@
 
 $(VENV)/.stamp-%: $(VENV)/.stamp-base
-	$(BIN)/pip install --quiet --editable '.[test,$*]'
+	$(EDITABLE) '.[test,$*]'
 	touch $@
