@@ -15,12 +15,14 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from xla_fp8.backends import autotune, cache, call_text, reference
 from xla_fp8.backends.autotune import AutotuneError, config_for
 from xla_fp8.backends.example_calls import graph_call, random_call
 from xla_fp8.backends.fastest import FastestBackend
+from xla_fp8.backends.inputs import random_inputs
 from xla_fp8.backends.protocol import Config, Implementation, No, Yes
 from xla_fp8.target import GraphCall, Target, Verdict, rule_of
 
@@ -99,6 +101,27 @@ def test_candidates_do_not_see_the_x64_mode_of_the_process() -> None:
     finally:
         jax.config.update("jax_enable_x64", False)  # type: ignore[no-untyped-call]
     assert timing.problem == ""
+
+
+def test_large_operands_repeat_what_is_random(monkeypatch: pytest.MonkeyPatch) -> None:
+    """4 GiB of random FP8 numbers would take 130 GiB on the way, and a quarter of an hour."""
+    small = [np.asarray(array) for array in autotune._random_operands(CALL)]
+    for mine, plain in zip(small, random_inputs(CALL.operand_shapes), strict=True):
+        np.testing.assert_array_equal(mine, plain)
+    monkeypatch.setattr(autotune, "_RANDOM", 31)
+    for operand, shape in zip(autotune._random_operands(CALL), CALL.operand_shapes, strict=True):
+        assert operand.shape == shape.dimensions
+        values = operand.reshape(-1).astype(np.float32)
+        np.testing.assert_array_equal(values[31:], values[:-31])
+        assert len(set(values[:31])) > 10 or shape.is_scalar
+
+
+def test_large_results_are_not_kept_eight_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    large = graph_call("1:[f32]conv();2:[f8e4m3fn]scale(1);", batch=512, image=(224, 224), channels=64, features=64)
+    assert [autotune._calls(call) for call in (CALL, large)] == [8, 2]  # 1.5 GiB each
+    monkeypatch.setattr(autotune, "_MOST_RESULTS", 1)
+    (timing,) = autotune.tune(Sleepy(), CALL, ("20",))
+    assert timing.microseconds > 15_000  # of one call
 
 
 def test_progress_leaves_nothing_on_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

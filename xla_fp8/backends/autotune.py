@@ -31,11 +31,18 @@ from xla_fp8.backends.progress import Progress
 from xla_fp8.backends.protocol import Backend, Config, platforms_of
 from xla_fp8.backends.registry import platform_name
 from xla_fp8.errors import XlaFp8Error
+from xla_fp8.hlo import Shape
+from xla_fp8.hlo.literal import numpy_dtype
 from xla_fp8.target import GraphCall, Target
 
 MODES = ("0", "1", "force")
 CALLS = 8
 """Calls inside one jit, so that what is timed is the device and not the dispatch, which takes 20 to 50 us."""
+_MOST_RESULTS = 1 << 32
+"""Bytes of results that the calls of one jit may have: all are kept, and the device has to hold them twice."""
+_RANDOM = (1 << 22) - 3
+"""Elements of an operand that differ: more would take minutes to make, and 32 bytes each. It is a prime, so that no two
+rows or channels are alike that a wrong kernel could mistake for each other."""
 _ROUNDS = 3
 _ROUND = 0.01  # seconds that a round should take, so that the first dispatch does not show
 _MOST_RUNS = 20
@@ -132,7 +139,7 @@ def tune(backend: Backend, call: GraphCall, configs: Sequence[Config]) -> list[T
     All are compiled side by side, as compiling takes most of the time and XLA, which tunes its own convolutions
     meanwhile, takes the longest. Then they are timed one by one while nothing else runs.
     """
-    arrays = random_inputs(call.operand_shapes, seed=0)
+    arrays = _random_operands(call)
     operands = [jnp.asarray(array) for array in arrays]
     timings = []
     with (
@@ -148,8 +155,24 @@ def tune(backend: Backend, call: GraphCall, configs: Sequence[Config]) -> list[T
         expected = [_sample(output) for output in reference_outputs.result()]
         for done, (config, program) in enumerate(zip(configs, compiled, strict=True), start=1):
             progress.show(done, f"timing {backend.name} {config}")
-            timings.append(_timing(config, program, operands, expected))
+            timings.append(_timing(call, config, program, operands, expected))
     return sorted(timings, key=lambda timing: timing.microseconds)
+
+
+def _random_operands(call: GraphCall) -> list[np.ndarray[Any, Any]]:
+    """Operands of which at most `_RANDOM` elements differ; larger ones repeat them."""
+    few = [
+        shape if shape.element_count <= _RANDOM else Shape.array(shape.element_type, (_RANDOM,))
+        for shape in call.operand_shapes
+    ]
+    arrays = random_inputs(few, seed=0)
+    return [np.resize(array, shape.dimensions) for array, shape in zip(arrays, call.operand_shapes, strict=True)]
+
+
+def _calls(call: GraphCall) -> int:
+    """How many calls one jit has: fewer than `CALLS` of a call whose results are large, which takes long by itself."""
+    sizes = (shape.element_count * numpy_dtype(shape.element_type).itemsize for shape in call.output_shapes)
+    return max(1, min(CALLS, _MOST_RESULTS // max(1, sum(sizes))))
 
 
 def _compiled(backend: Backend, call: GraphCall, config: Config, operands: Sequence[jax.Array]) -> Any:
@@ -159,7 +182,7 @@ def _compiled(backend: Backend, call: GraphCall, config: Config, operands: Seque
     def several(*operands: jax.Array) -> list[tuple[jax.Array, ...]]:
         # Every result is returned, so that no call is dropped; behind a barrier XLA cannot see that they are the same.
         outputs = [one(*operands)]
-        for _ in range(CALLS - 1):
+        for _ in range(_calls(call) - 1):
             operands, outputs[-1] = jax.lax.optimization_barrier(  # type: ignore[no-untyped-call]
                 (operands, outputs[-1])
             )
@@ -171,8 +194,8 @@ def _compiled(backend: Backend, call: GraphCall, config: Config, operands: Seque
         return jax.jit(several).lower(*operands).compile()
 
 
-def _device_time(compiled: Any, operands: Sequence[jax.Array]) -> float:
-    """Microseconds of one call on the device: several runs of the program before anything is awaited."""
+def _device_time(compiled: Any, calls: int, operands: Sequence[jax.Array]) -> float:
+    """Microseconds of one of the calls of a program on the device: several runs of it before anything is awaited."""
 
     def seconds(runs: int) -> float:
         start = time.perf_counter()
@@ -183,7 +206,7 @@ def _device_time(compiled: Any, operands: Sequence[jax.Array]) -> float:
 
     seconds(1)
     runs = max(1, min(_MOST_RUNS, int(_ROUND / seconds(1))))
-    return statistics.median(seconds(runs) for _ in range(_ROUNDS)) / CALLS * 1e6
+    return statistics.median(seconds(runs) for _ in range(_ROUNDS)) / calls * 1e6
 
 
 def _tune_and_store(
@@ -237,7 +260,11 @@ def _outside_any_trace(work: Callable[[], _T]) -> _T:
 
 
 def _timing(
-    config: Config, program: concurrent.futures.Future[Any], operands: Sequence[jax.Array], expected: Sequence[Any]
+    call: GraphCall,
+    config: Config,
+    program: concurrent.futures.Future[Any],
+    operands: Sequence[jax.Array],
+    expected: Sequence[Any],
 ) -> Timing:
     try:
         compiled = program.result()
@@ -249,7 +276,7 @@ def _timing(
                     f"{config}: result {index} differs from the reference in {difference.share:.1%} of its elements"
                 )
                 return Timing(config, float("inf"), f"{problem}, by {difference.max_abs:g} at most")
-        return Timing(config, _device_time(compiled, operands))
+        return Timing(config, _device_time(compiled, _calls(call), operands))
     except Exception as error:  # whatever a candidate dies of, the others may run
         return Timing(config, float("inf"), f"{config}: {' '.join(str(error).split())[:500]}")
 
