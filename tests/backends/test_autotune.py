@@ -116,6 +116,14 @@ def test_large_operands_repeat_what_is_random(monkeypatch: pytest.MonkeyPatch) -
         assert len(set(values[:31])) > 10 or shape.is_scalar
 
 
+def test_something_is_between_the_bounds_of_a_clamp() -> None:
+    """Else every candidate would agree with the reference: on one number."""
+    call = graph_call("1:[f32]conv();2:[f32]scale(1);3:[f32]clamp(2);4:[f32]clamp(3);5:[f8e4m3fn]scale(4);")
+    first, second = (autotune._random_operands(call)[index : index + 2] for index in (3, 5))
+    assert first[0] < 0 < first[1]
+    assert second[0] < 0 < second[1]
+
+
 def test_large_results_are_not_kept_eight_times(monkeypatch: pytest.MonkeyPatch) -> None:
     large = graph_call("1:[f32]conv();2:[f8e4m3fn]scale(1);", batch=512, image=(224, 224), channels=64, features=64)
     assert [autotune._calls(call) for call in (CALL, large)] == [8, 2]  # 1.5 GiB each

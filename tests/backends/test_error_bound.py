@@ -17,7 +17,7 @@ from tests.sampling import sampled
 from xla_fp8.backends import reference
 from xla_fp8.backends.error_bound import F32, TENSOR_CORE, Accumulator, Interval, intervals
 from xla_fp8.backends.example_calls import POINTWISE, TYPES, graph_call, random_call
-from xla_fp8.backends.inputs import random_inputs
+from xla_fp8.backends.inputs import random_inputs, random_operands
 from xla_fp8.target import GraphCall
 
 Array = np.ndarray[Any, Any]
@@ -130,7 +130,7 @@ def test_promotion_makes_the_bound_narrower() -> None:
 
 def moderate_inputs(call: GraphCall) -> list[Array]:
     """Random operands with a small filter, so that not only the tails of activations are met."""
-    operands = random_inputs(call.operand_shapes, seed=2)
+    operands = random_operands(call, seed=2)
     operands[1] = (operands[1].astype(np.float32) / 16).astype(operands[1].dtype)
     return operands
 

@@ -31,7 +31,7 @@ from xla_fp8.backends.compare import compare
 from xla_fp8.backends.cudnn import CudnnMissingError, library
 from xla_fp8.backends.cudnn.backend import CudnnBackend, Plan
 from xla_fp8.backends.error_bound import TENSOR_CORE, Interval, intervals
-from xla_fp8.backends.inputs import random_inputs
+from xla_fp8.backends.inputs import random_operands
 from xla_fp8.target import GraphCall, format_version
 
 RESULTS = os.environ.get("XLA_FP8_RESULTS")
@@ -131,7 +131,7 @@ def operands_of(call: GraphCall, seed: int = 1) -> Arrays:
 
     Input and filter are scaled by a power of two, the same for every element: exponents stay as mixed as they were.
     """
-    operands = random_inputs(call.operand_shapes, seed)
+    operands = random_operands(call, seed=seed)
     filter_shape = call.operand_shapes[1].dimensions
     products = math.prod(filter_shape) // filter_shape[call.dim_labels.kernel_output_feature_dimension]
     smaller = 2.0 ** -round(math.log2(products) / 4)

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from xla_fp8.backends.example_calls import POINTWISE, TYPES, graph_call, random_call
-from xla_fp8.backends.inputs import random_inputs
+from xla_fp8.backends.inputs import random_operands
 from xla_fp8.backends.mosaic.backend import MosaicBackend, Precision
 from xla_fp8.backends.mosaic.configs import Config
 from xla_fp8.graph import FP8_TYPES
@@ -58,7 +58,7 @@ class MosaicCase:
     def arrays(self) -> list[Array]:
         """The operands, of which `exact` and `special` say what input and filter hold; scales are powers of two."""
         shapes = self.call.operand_shapes
-        arrays = random_inputs(shapes, self.seed)
+        arrays = random_operands(self.call, seed=self.seed)
         rng = np.random.default_rng(self.seed)
         if self.operands == "exact":
             for index in (0, 1):
@@ -66,7 +66,7 @@ class MosaicCase:
                 arrays[index] = numbers.astype(np.float32).astype(arrays[index].dtype)
         for index, shape in enumerate(shapes[2:], start=2):
             if shape.is_scalar:
-                arrays[index] = np.asarray(np.exp2(np.round(np.log2(arrays[index].astype(np.float32)))), np.float32)
+                arrays[index] = _power_of_two(arrays[index])
         if self.operands == "infinite":
             for array in arrays[:2]:
                 positive = np.abs(array.astype(np.float32))
@@ -76,6 +76,12 @@ class MosaicCase:
             for array in arrays[: 1 if _dilates(self.call) else 2]:
                 _sprinkle(array, rng)
         return arrays
+
+
+def _power_of_two(scalar: Array) -> Array:
+    """The nearest one, of the scalar's sign."""
+    value = scalar.astype(np.float32)
+    return np.asarray(np.copysign(np.exp2(np.round(np.log2(np.abs(value)))), value), np.float32)
 
 
 def _dilates(call: GraphCall) -> bool:

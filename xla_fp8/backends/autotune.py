@@ -26,7 +26,7 @@ import numpy as np
 from xla_fp8 import _jax_compat
 from xla_fp8.backends import cache, call_text, reference
 from xla_fp8.backends.compare import Tolerance, compare
-from xla_fp8.backends.inputs import random_inputs
+from xla_fp8.backends.inputs import random_operands
 from xla_fp8.backends.progress import Progress
 from xla_fp8.backends.protocol import Backend, Config, platforms_of
 from xla_fp8.backends.registry import platform_name
@@ -165,7 +165,7 @@ def _random_operands(call: GraphCall) -> list[np.ndarray[Any, Any]]:
         shape if shape.element_count <= _RANDOM else Shape.array(shape.element_type, (_RANDOM,))
         for shape in call.operand_shapes
     ]
-    arrays = random_inputs(few, seed=0)
+    arrays = random_operands(call, few)
     return [np.resize(array, shape.dimensions) for array, shape in zip(arrays, call.operand_shapes, strict=True)]
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from xla_fp8.errors import XlaFp8Error
 from xla_fp8.hlo import HloModule, Shape
 from xla_fp8.hlo.literal import numpy_dtype
+from xla_fp8.target import GraphCall
 
 Array = np.ndarray[Any, Any]
 
@@ -32,6 +33,18 @@ def random_inputs(shapes: Sequence[Shape], seed: int = 0) -> list[Array]:
     """
     rng = np.random.default_rng(seed)
     return [_random(shape, rng) for shape in shapes]
+
+
+def random_operands(call: GraphCall, shapes: Sequence[Shape] | None = None, seed: int = 0) -> list[Array]:
+    """`random_inputs` of a graph call, or of `shapes` in place of its own; a clamp's lower bound is negative.
+
+    Of two positive bounds the lower one may be the larger: the result would be one number, whoever computes it.
+    """
+    arrays = random_inputs(call.operand_shapes if shapes is None else shapes, seed)
+    clamps = [side for side in call.graph.side_operands() if side.op == "clamp"]
+    for lower in clamps[::2]:
+        arrays[lower.index] = np.negative(arrays[lower.index])
+    return arrays
 
 
 def _random(shape: Shape, rng: np.random.Generator) -> Array:

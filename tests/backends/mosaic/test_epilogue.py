@@ -16,7 +16,7 @@ from tests.sampling import sampled
 from xla_fp8.backends import reference
 from xla_fp8.backends.compare import Tolerance, compare
 from xla_fp8.backends.example_calls import POINTWISE, graph_call, random_call
-from xla_fp8.backends.inputs import random_inputs
+from xla_fp8.backends.inputs import random_operands
 from xla_fp8.backends.mosaic import kernel
 from xla_fp8.backends.mosaic.configs import CONSUMERS, Config
 from xla_fp8.backends.mosaic.epilogue import SUMS, Epilogue, epilogue_of
@@ -31,7 +31,7 @@ BF16 = Tolerance(2.0**-8)
 def run(call: GraphCall) -> None:
     epilogue = epilogue_of(call)
     assert isinstance(epilogue, Epilogue)
-    operands = [jnp.asarray(array) for array in random_inputs(call.operand_shapes, seed=2)]
+    operands = [jnp.asarray(array) for array in random_operands(call, seed=2)]
     labels = (call.window, call.dim_labels, call.feature_group_count)
     types = [shape.element_type for shape in call.output_shapes]
     expected = reference.run(call.graph, *labels, operands, types, 1)
