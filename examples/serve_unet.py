@@ -3,8 +3,8 @@
     python examples/serve_unet.py                         on a CPU in a minute: a small one
     python examples/serve_unet.py --size sd1 --steps 20   on a GPU: the UNet of Stable Diffusion 1
 
-The weights are random, so what comes out is no picture; how far FP8 is from bf16, and how long each takes, is told. Only
-on a GPU do the times compare the two: a CPU computes what is FP8 in f32.
+The weights are random, so what comes out is no picture; how far FP8 is from bf16, and how long each takes, is told.
+Only on a GPU do the times compare the two: a CPU computes what is FP8 in f32.
 """
 
 from __future__ import annotations
