@@ -16,6 +16,8 @@ import xla_fp8
 from xla_fp8.backends import autotune
 from xla_fp8.backends.example_calls import graph_call
 from xla_fp8.backends.fastest import FastestBackend
+from xla_fp8.backends.inputs import random_inputs
+from xla_fp8.backends.mosaic import kernel
 from xla_fp8.backends.mosaic.backend import MosaicBackend, MosaicError
 from xla_fp8.backends.mosaic.configs import Config
 from xla_fp8.backends.protocol import Backend, Implementation, No
@@ -159,6 +161,20 @@ def test_mixed_types_need_jax_0_11() -> None:
 def test_lowering_what_is_refused_is_an_error_with_the_reason() -> None:
     with pytest.raises(MosaicError, match="does not run this convolution: the kernel has no grouped convolutions"):
         MosaicBackend().lower(call(groups=2), Config(1, 8, 16, 32, 32, 4))
+
+
+def test_an_amax_of_an_fp8_type_saturates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the reference's does: a cast alone would make NaN of it."""
+
+    def convolve(*_: Any) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
+        return (jnp.zeros((2, 16, 16, 32), jnp.bfloat16),), (jnp.float32(1e6),)
+
+    monkeypatch.setattr(kernel, "convolve", convolve)
+    small = graph_call("1:[f32]conv();2:[f8e4m3fn]amax(1);3:[bf16]relu(1);")
+    backend = MosaicBackend()
+    function = backend.lower(small, backend.configs(small, H200)[0])
+    _, amax = function(*(jnp.asarray(array) for array in random_inputs(small.operand_shapes)))
+    assert (amax.dtype, float(amax)) == (jnp.float8_e4m3fn, 448.0)
 
 
 def test_auto_on_a_gpu_asks_mosaic_first() -> None:

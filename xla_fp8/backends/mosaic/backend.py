@@ -15,7 +15,7 @@ import numpy as np
 from xla_fp8.backends.cudnn.support import in_xla, support_by_rules
 from xla_fp8.backends.mosaic import configs
 from xla_fp8.backends.mosaic.configs import Config
-from xla_fp8.backends.mosaic.epilogue import Epilogue, epilogue_of
+from xla_fp8.backends.mosaic.epilogue import Epilogue, epilogue_of, saturating
 from xla_fp8.backends.mosaic.problem import Problem, problem_of
 from xla_fp8.backends.protocol import Implementation, No, Yes
 from xla_fp8.errors import XlaFp8Error
@@ -165,7 +165,7 @@ def _run(call: GraphCall, plan: _Plan, config: Config, *operands: jax.Array) -> 
     results = []
     for node, shape in zip((call.graph.output, *call.graph.aux_outputs), call.output_shapes, strict=True):
         if node.op == "amax":
-            results.append(next(maximum).astype(_dtype(shape.element_type)))
+            results.append(saturating(next(maximum), _dtype(shape.element_type)))
         else:
             in_order = [output_dimensions[d] for d in to_output]
             results.append(next(tensor).reshape(in_order).transpose(last_to_labels))

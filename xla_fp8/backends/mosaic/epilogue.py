@@ -106,7 +106,7 @@ class Epilogue:
             # By hand, as `jax_numpy_rank_promotion` may forbid that "+" does it.
             return lax.broadcast_in_dim(value, sums.shape, (sums.ndim - 1,)) if i in self.vectors else value
 
-        tensors, magnitudes, factors = self.evaluate(sums, side, store=_saturating)
+        tensors, magnitudes, factors = self.evaluate(sums, side, store=saturating)
         return tensors, tuple(jnp.max(block) * factor for block, factor in zip(magnitudes, factors, strict=True))
 
     def evaluate(
@@ -158,7 +158,8 @@ class _Value:
         return self.block if self.scale is None else self.block * self.scale
 
 
-def _saturating(value: jax.Array, dtype: Any) -> jax.Array:
+def saturating(value: jax.Array, dtype: Any) -> jax.Array:
+    """The conversion to the type of a result outside the kernel: as one to FP8 does there, it saturates."""
     if jnp.dtype(dtype).itemsize == 1:
         largest = float(jnp.finfo(dtype).max)  # type: ignore[no-untyped-call]
         value = jnp.clip(value, -largest, largest)
