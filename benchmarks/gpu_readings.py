@@ -10,6 +10,7 @@ import datetime
 import shutil
 import statistics
 import subprocess
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -34,15 +35,17 @@ def watched(gpu: str) -> Iterator[list[Reading]]:
     # What is still in its buffer when it is stopped would be lost.
     unbuffered = [stdbuf, "-oL"] if (stdbuf := shutil.which("stdbuf")) else []
     command = [*unbuffered, smi, "-i", gpu, "--format=csv,noheader,nounits", "-lms", str(_EACH)]
-    process = subprocess.Popen(
-        [*command, f"--query-gpu={_query(smi)}"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    try:
-        yield readings
-    finally:
-        process.terminate()
-        text, _ = process.communicate()
-        readings += [reading for line in text.splitlines() if (reading := parsed(line))]
+    with tempfile.TemporaryFile("w+") as output:  # a pipe that nobody reads meanwhile is full after 20 s
+        process = subprocess.Popen(
+            [*command, f"--query-gpu={_query(smi)}"], stdout=output, stderr=subprocess.STDOUT, text=True
+        )
+        try:
+            yield readings
+        finally:
+            process.terminate()
+            process.wait()
+            output.seek(0)
+            readings += [reading for line in output if (reading := parsed(line))]
 
 
 def parsed(line: str) -> Reading | None:
