@@ -302,6 +302,11 @@ class EpilogueCapture:
             interior = (instruction.operand(0),)
         if found.op == "leaky_relu":
             assert found.slope is not None
+            slope = found.slope.constant()
+            if self.extended and slope is not None and 0 < slope <= 1:
+                # The larger of y and slope * y, then: no tensor of zeros is read.
+                ops = Op("scale", (source,), (found.slope,)), Op("max", (0, source))
+                return Step(instruction, ops, (source,), interior)
             ops = (
                 Op("min", (source,), (0.0,)),
                 Op("scale", (0,), (found.slope,)),
@@ -334,10 +339,10 @@ class EpilogueCapture:
         lowest, highest = constant_of(low), constant_of(high)
         if lowest is not None and highest is not None and not lowest <= highest:
             return ()
-        if lowest == 0 and highest is not None:
-            return Op("relu", (source,)), Op("min", (0,), (_filled(high, source),))
         if self.extended and (smallest := scalar_of(low)) and (largest := scalar_of(high)):
             return (Op("clamp", (source,), (smallest, largest)),)
+        if lowest == 0 and highest is not None:
+            return Op("relu", (source,)), Op("min", (0,), (_filled(high, source),))
         sides = _filled(low, source), _filled(high, source)
         if any(isinstance(side, HloInstruction) and side.shape.is_scalar for side in sides):
             return ()
@@ -377,9 +382,12 @@ class EpilogueCapture:
         return Step(instruction, (Op("amax", (value,)),), (value,), tuple(interior), kind="amax")
 
     def is_nonnegative(self, value: HloInstruction) -> bool:
-        """Whether an in-graph value is a relu, or a relu behind converts and relu6's min."""
+        """Whether an in-graph value is a relu, a relu behind relu6's min, or a clamp from 0 up; converts may follow."""
         while (step := self.steps.get(value)) is not None:
             if step.ops:
+                if step.ops[-1].name == "clamp":
+                    (low, _) = step.ops[-1].sides
+                    return isinstance(low, Scalar) and (least := low.constant()) is not None and least >= 0
                 return step.ops[0].name in ("relu", "sigmoid") and step.ops[-1].name in ("relu", "sigmoid", "min")
             if not step.inputs:
                 return False

@@ -104,7 +104,7 @@ def test_each_chain_is_one_graph(case: str) -> None:
 def test_each_activation_is_in_the_graph(activation: str, wide: Any) -> None:
     (graph,) = graphs({**FULL, "activation": activation, "preferred_element_type": wide})
     assert "f8e4m3fn" in graph
-    node = {"gelu": "gelu_erf", "relu6": "relu", "leaky_relu": "max"}.get(activation, activation)
+    node = {"gelu": "gelu_erf", "relu6": "clamp", "leaky_relu": "max"}.get(activation, activation)
     assert f"[f32]{node}(" in graph
 
 
@@ -142,7 +142,7 @@ CHOICES: dict[str, tuple[dict[str, Any], ...]] = {
     ),
     "amax": ({}, {"return_amax": True}),
 }
-NODES = {"gelu": "gelu_erf", "leaky_relu": "min scale max", "relu6": "relu min"}
+NODES = {"gelu": "gelu_erf", "leaky_relu": "scale max", "relu6": "clamp"}
 SHORT = {E4M3: "f8e4m3fn", E5M2: "f8e5m2", jnp.bfloat16: "bf16", jnp.float16: "f16", jnp.float32: "f32"}
 
 
@@ -171,8 +171,8 @@ def expected_graph(options: dict[str, Any]) -> str:
     nodes = []
     for uid, (name, type_) in enumerate(zip(names, types, strict=True), 1):
         operands = "" if uid == 1 else str(last if name == "amax" else uid - 1)
-        if name == "max":  # leaky relu: of the scaled minimum and the value itself
-            operands = f"{uid - 1},{uid - 3}"
+        if name == "max":  # leaky relu: of the scaled value and the value itself
+            operands = f"{uid - 1},{uid - 2}"
         nodes.append(f"{uid}:[{type_}]{name}({operands});")
     return "".join(nodes)
 

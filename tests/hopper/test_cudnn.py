@@ -58,10 +58,11 @@ def test_copies_of_every_type(copied: str, check: Check) -> None:
     "graph",
     [
         "1:[f32]conv();2:[f32]min(1);3:[f32]scale(2);4:[f32]max(3,1);5:[f8e4m3fn]scale(4);",
+        "1:[f32]conv();2:[f32]scale(1);3:[f32]max(2,1);4:[f8e4m3fn]scale(3);",
         "1:[f32]conv();2:[f32]scale(1);3:[f32]sigmoid(2);4:[f8e4m3fn]add(2,3);",
         "1:[f32]conv();2:[f8e4m3fn]scale(1);3:[f32]amax(1);4:[f32]amax(2);",
     ],
-    ids=["leaky_relu", "two_paths", "amax_of_the_output"],
+    ids=["leaky_relu", "leaky_relu_of_a_constant", "two_paths", "amax_of_the_output"],
 )
 def test_graphs_with_several_paths(graph: str, check: Check) -> None:
     check(graph_call(graph))
