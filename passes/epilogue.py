@@ -305,13 +305,9 @@ class EpilogueCapture:
             slope = found.slope.constant()
             if self.extended and slope is not None and 0 < slope <= 1:
                 # The larger of y and slope * y, then: no tensor of zeros is read.
-                ops = Op("scale", (source,), (found.slope,)), Op("max", (0, source))
-                return Step(instruction, ops, (source,), interior)
-            ops = (
-                Op("min", (source,), (0.0,)),
-                Op("scale", (0,), (found.slope,)),
-                Op("max", (1, source)),
-            )
+                ops: tuple[Op, ...] = (Op("scale", (source,), (found.slope,)), Op("max", (0, source)))
+            else:
+                ops = (Op("min", (source,), (0.0,)), Op("scale", (0,), (found.slope,)), Op("max", (1, source)))
             return Step(instruction, ops, (source,), interior)
         if found.op not in ("relu", "elu") and not self.extended:
             self.stop(
