@@ -15,7 +15,7 @@ from xla_fp8.backends.cudnn import plans, support
 from xla_fp8.backends.cudnn.backend import CudnnBackend, Plan
 from xla_fp8.backends.cudnn.errors import CudnnUnsupportedError
 from xla_fp8.backends.example_calls import POINTWISE, TYPES, graph_call, random_call
-from xla_fp8.graph import FP8_TYPES, graph_of
+from xla_fp8.graph import FP8_TYPES
 from xla_fp8.target import GraphCall, Target
 
 pytestmark = pytest.mark.hopper
@@ -238,19 +238,8 @@ def _calls_of(name: str) -> list[GraphCall]:
         passes.run(module, None, "h200", dialect="extended")
     except hlo.HloError:
         return []  # it is there to be rejected
-    return [
-        GraphCall(
-            graph,
-            tuple(operand.shape for operand in i.operands),
-            i.shape.tuple_shapes[:-1],
-            i.window,
-            i.dim_labels,
-            i.feature_group_count,
-        )
-        for computation in module.computations
-        for i in computation
-        if (graph := graph_of(i)) is not None
-    ]
+    instructions = (i for computation in module.computations for i in computation)
+    return [call for i in instructions if (call := GraphCall.of(i)) is not None]
 
 
 @pytest.mark.parametrize(("name", "index"), _fixture_calls())
