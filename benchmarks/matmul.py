@@ -335,7 +335,7 @@ class Compilation:
             log = (self._out / "compile.log").open("ab")
             # A process takes only the device memory it needs: there are several.
             variables = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-            variables["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+            variables["PYTHONPATH"] = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(ROOT))))
             self._running[program] = process = subprocess.Popen(command, stdout=log, stderr=log, env=variables)
         start = time.monotonic()
         code = process.wait()
