@@ -21,19 +21,20 @@ class Timing:
     Attributes:
         ms: milliseconds of one step, the median of the rounds.
         spread: largest minus least of the rounds, in milliseconds.
+        rounds: milliseconds of a step in each round, in order.
         host_ms: milliseconds in which the host launches one step, while the device has nothing else to do.
         host_bound: whether that is most of the time, so that the device waits.
     """
 
     ms: float
     spread: float
+    rounds: tuple[float, ...]
     host_ms: float
     host_bound: bool
 
 
 def time_steps(step: Callable[[Any, Any], Any], state: Any, batch: Any, rounds: int = 5) -> tuple[Timing, Any]:
-    """Times `(state, batch) → (state, result)`; also returns the last state."""
-    state = run(step, state, batch, 2)
+    """Times `(state, batch) → (state, result)`, which has run before; also returns the last state."""
     start = time.perf_counter()
     state = run(step, state, batch, 1)
     once = time.perf_counter() - start
@@ -50,7 +51,7 @@ def time_steps(step: Callable[[Any, Any], Any], state: Any, batch: Any, rounds: 
         launches.append((time.perf_counter() - start) / _LAUNCHES * 1e3)
         jax.block_until_ready(state)
     ms, host = statistics.median(samples), statistics.median(launches)
-    return Timing(ms, max(samples) - min(samples), host, host > 0.9 * ms), state
+    return Timing(ms, max(samples) - min(samples), tuple(samples), host, host > 0.9 * ms), state
 
 
 def run(step: Callable[[Any, Any], Any], state: Any, batch: Any, steps: int) -> Any:
