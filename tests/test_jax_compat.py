@@ -546,3 +546,21 @@ def test_values_inside_vmap_know_how_many_examples_they_stand_for() -> None:
     jax.grad(lambda x: jnp.sum(jax.vmap(spy)(x, x)))(jnp.ones(7))
     spy(jnp.ones(2), jnp.ones(2))
     assert seen == [(15, 1), (4, 1), (6, 1), (7, 7), (1, 1)]
+
+
+def test_operands_are_made_to_vary_over_the_same_axes() -> None:
+    from jax.sharding import PartitionSpec
+
+    seen = []
+
+    def spy(x: jax.Array, y: jax.Array) -> jax.Array:
+        seen.extend(_jax_compat.alike_over_mesh(x, y))
+        return x * y
+
+    mesh = jax.make_mesh((1,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+    of_shards = jax.shard_map(
+        spy, mesh=mesh, in_specs=(PartitionSpec("i"), PartitionSpec()), out_specs=PartitionSpec("i")
+    )
+    jax.eval_shape(of_shards, jnp.ones(3), jnp.ones(3))
+    assert jax.typeof(seen[0]) == jax.typeof(seen[1])
+    assert jax.typeof(seen[0]) != jax.typeof(jnp.ones(3))

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from xla_fp8.api.explain import explain
     from xla_fp8.api.jit import jit
     from xla_fp8.api.rewrite import rewrite
+    from xla_fp8.depthwise import depthwise_conv
     from xla_fp8.functions import conv_general_dilated, saturating_cast
     from xla_fp8.models.calibrate import calibrate
     from xla_fp8.models.compare import compare
@@ -54,6 +55,7 @@ __all__ = [
     "conv_general_dilated",
     "conversion_report",
     "convert",
+    "depthwise_conv",
     "dot_general",
     "explain",
     "fake_quantize",
@@ -86,6 +88,7 @@ _HOME = {
     "conv_general_dilated": "xla_fp8.functions",
     "conversion_report": "xla_fp8.models.report",
     "convert": "xla_fp8.models.convert",
+    "depthwise_conv": "xla_fp8.depthwise",
     "dot_general": "xla_fp8.quantization.dot",
     "explain": "xla_fp8.api.explain",
     "fake_quantize": "xla_fp8.quantization.fake_quantize",

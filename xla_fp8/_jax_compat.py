@@ -555,6 +555,11 @@ def vmapped_examples(x: Any) -> int:
             return examples
 
 
+def alike_over_mesh(*operands: Any) -> list[Any]:
+    """Operands that vary over the same axes of a mesh, as JAX's own operations make them inside shard_map."""
+    return list(_private("jax._src.core", "auto_insert_reshard")(*operands))
+
+
 def evaluate_equations(jaxpr: Any, arguments: Sequence[Any]) -> list[Any]:
     """Evaluates a closed jaxpr of plain equations outside the meshes and contexts in which it was traced.
 
