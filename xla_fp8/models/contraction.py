@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,8 @@ import numpy as np
 from jax import lax
 from jax.typing import DTypeLike
 
+from xla_fp8.backends.depthwise.convolution import Convolution
+from xla_fp8.backends.depthwise.primitive import convolve
 from xla_fp8.models.errors import ModelError
 from xla_fp8.models.recipe import Recipe
 from xla_fp8.quantization.delayed import DelayedScaling
@@ -20,6 +22,16 @@ from xla_fp8.quantization.training import fp8_conv, fp8_dot
 
 Kind = Literal["conv", "dot"]
 Shape = tuple[int, ...]
+
+
+class Operand(Protocol):
+    """An array, or its type."""
+
+    @property
+    def shape(self) -> Shape: ...
+
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +44,7 @@ class Size:
         activations: elements of the input and of the result.
         weights: elements of the weight.
         groups: of a grouped convolution.
+        depthwise: of a depthwise convolution that this project's kernel takes the type of its images, else "".
     """
 
     flops: int
@@ -40,6 +53,7 @@ class Size:
     activations: int
     weights: int
     groups: int = 1
+    depthwise: str = ""
 
     def of_examples(self, count: int) -> Size:
         """That of so many calls with one weight."""
@@ -71,14 +85,18 @@ class Contraction:
         """As JAX computes it."""
         raise NotImplementedError
 
+    def wide_by_kernel(self, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+        """The same, on a Hopper GPU by a kernel of this project where one takes it."""
+        return self.wide(lhs, rhs)
+
     def trained(
         self, lhs: jax.Array, rhs: jax.Array, recipe: Recipe, scaling: DelayedScaling | None, across_vmap: bool
     ) -> jax.Array:
         """As fp8_conv or fp8_dot computes it; `across_vmap` as they have it."""
         raise NotImplementedError
 
-    def size(self, lhs: Shape, rhs: Shape) -> Size:
-        """Of operands of these shapes."""
+    def size(self, lhs: Operand, rhs: Operand) -> Size:
+        """Of operands of these shapes and types."""
         raise NotImplementedError
 
     def summed(self, rhs: Shape) -> Shape:
@@ -112,7 +130,7 @@ class Contraction:
             "scale_across_vmap": across_vmap,
         }
 
-    def result_dtype(self, lhs: jax.Array) -> np.dtype[Any]:
+    def result_dtype(self, lhs: Operand) -> np.dtype[Any]:
         """The result's type where the weight is FP8 already."""
         return jnp.dtype(self.preferred_element_type or lhs.dtype)
 
@@ -157,19 +175,32 @@ class Conv(Contraction):
     def wide(self, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
         return lax.conv_general_dilated(lhs, rhs, **self.arguments, **self._wide_options())
 
+    def wide_by_kernel(self, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+        depthwise = self._depthwise(lhs, rhs)
+        return self.wide(lhs, rhs) if depthwise is None else convolve(depthwise, lhs, rhs)
+
+    def _depthwise(self, lhs: Operand, rhs: Operand) -> Convolution | None:
+        """What the kernel of depthwise convolutions is asked for; None where it does not take this one."""
+        if lhs.dtype != rhs.dtype or self.result_dtype(lhs) != lhs.dtype or self.out_sharding is not None:
+            return None
+        found = Convolution.of(lhs, rhs, **self.arguments, precision=self.precision)
+        return found if found is not None and found.supported.ok else None
+
     def trained(
         self, lhs: jax.Array, rhs: jax.Array, recipe: Recipe, scaling: DelayedScaling | None, across_vmap: bool
     ) -> jax.Array:
         return fp8_conv(lhs, rhs, **self.arguments, **self._trained_options(recipe, scaling, across_vmap))
 
-    def size(self, lhs: Shape, rhs: Shape) -> Size:
+    def size(self, lhs: Operand, rhs: Operand) -> Size:
         numbers = self.arguments["dimension_numbers"]
         groups = self.arguments["feature_group_count"] * self.arguments["batch_group_count"]
-        operands = [abstract(shape, jnp.float32) for shape in (lhs, rhs)]
+        operands = [abstract(operand.shape, jnp.float32) for operand in (lhs, rhs)]
         result = jax.eval_shape(self.wide, *operands)
-        outputs, inputs, *window = (rhs[dimension] for dimension in numbers.rhs_spec)
+        outputs, inputs, *window = (rhs.shape[dimension] for dimension in numbers.rhs_spec)
         flops = 2 * math.prod(result.shape) * inputs * math.prod(window)
-        return Size(flops, inputs, outputs, math.prod(lhs) + math.prod(result.shape), math.prod(rhs), groups)
+        activations = math.prod(lhs.shape) + math.prod(result.shape)
+        depthwise = lhs.dtype.name if self._depthwise(lhs, rhs) is not None else ""
+        return Size(flops, inputs, outputs, activations, math.prod(rhs.shape), groups, depthwise)
 
     def summed(self, rhs: Shape) -> Shape:
         return tuple(self.arguments["dimension_numbers"].rhs_spec[1:])
@@ -207,12 +238,13 @@ class Dot(Contraction):
     ) -> jax.Array:
         return fp8_dot(lhs, rhs, **self.arguments, **self._trained_options(recipe, scaling, across_vmap))
 
-    def size(self, lhs: Shape, rhs: Shape) -> Size:
+    def size(self, lhs: Operand, rhs: Operand) -> Size:
         (left, right), (_, right_batch) = self.arguments["dimension_numbers"]
-        inputs = math.prod(lhs[dimension] for dimension in left)
-        outputs = math.prod(rhs) // math.prod(rhs[dimension] for dimension in (*right, *right_batch))
-        result = math.prod(lhs) // max(1, inputs) * outputs
-        return Size(2 * math.prod(lhs) * outputs, inputs, outputs, math.prod(lhs) + result, math.prod(rhs))
+        inputs = math.prod(lhs.shape[dimension] for dimension in left)
+        elements, weights = math.prod(lhs.shape), math.prod(rhs.shape)
+        outputs = weights // math.prod(rhs.shape[dimension] for dimension in (*right, *right_batch))
+        result = elements // max(1, inputs) * outputs
+        return Size(2 * elements * outputs, inputs, outputs, elements + result, weights)
 
     def summed(self, rhs: Shape) -> Shape:
         return tuple(self.arguments["dimension_numbers"][0][1])

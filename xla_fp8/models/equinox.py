@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from xla_fp8 import _jax_compat
 from xla_fp8.models.contraction import Conv, Dot
 from xla_fp8.models.errors import MissingPackageError
-from xla_fp8.models.operators import Operator, State, Wide
+from xla_fp8.models.operators import Operator, State, leaves_alone
 from xla_fp8.models.plan import Layer
 from xla_fp8.quantization.numerics import WIDE_DTYPES
 
@@ -61,7 +61,7 @@ class Fp8Conv(Fp8Layer, eqx.nn.Conv):
     """A convolution that is computed by an operator."""
 
     def __call__(self, x: jax.Array, *, key: jax.Array | None = None) -> jax.Array:
-        if isinstance(self.operator, Wide):
+        if leaves_alone(self.operator):
             y: jax.Array = super().__call__(x, key=key)
             return y
         padding = self.padding
@@ -79,7 +79,7 @@ class Fp8Linear(Fp8Layer, eqx.nn.Linear):
     """A linear layer that is computed by an operator."""
 
     def __call__(self, x: jax.Array, *, key: jax.Array | None = None) -> jax.Array:
-        if isinstance(self.operator, Wide):
+        if leaves_alone(self.operator):
             y: jax.Array = super().__call__(x, key=key)
             return y
         dot = Dot.of(x, self.weight, (((0,), (1,)), ((), ())))

@@ -13,7 +13,7 @@ from xla_fp8 import _jax_compat
 from xla_fp8.models.contraction import Contraction, Kind, abstract
 from xla_fp8.models.errors import ModelError
 from xla_fp8.models.injection import contraction_of
-from xla_fp8.models.operators import Operator, State, Wide
+from xla_fp8.models.operators import Operator, State, leaves_alone
 from xla_fp8.models.plan import Layer, Planner
 from xla_fp8.quantization.delayed import DelayedScaling
 from xla_fp8.quantization.numerics import WIDE_DTYPES
@@ -112,7 +112,7 @@ class _Traced:
         at = {
             path: (operators[layer.name], states.get(layer.name))
             for path, layer in self.sites.items()
-            if not isinstance(operators.get(layer.name, _WIDE), Wide)
+            if layer.name in operators and not leaves_alone(operators[layer.name])
         }
         results = _Evaluation(at).of(self.jaxpr, self.arguments, ())
         return jax.tree.unflatten(self.result, results)
@@ -143,8 +143,6 @@ def _sites(jaxpr: Jaxpr) -> Iterator[tuple[Path, Layer]]:
     yield from walk(jaxpr, (), "", "", "")
 
 
-_WIDE = Wide("", "it has no operator")
-
 _KEPT = {name: f"it stands in a function with a derivative rule of its own ({name})" for name in DERIVATIVE_RULES} | {
     "custom_vmap_call": "it stands in a function with a batching rule of its own (custom_vmap_call)",
     "shard_map": "it stands in a shard_map, whose shards would be scaled apart: convert the function inside",
@@ -163,7 +161,7 @@ def _layer(equation: Equation, name: str, obstacle: str, inside: str) -> Layer:
     for dtype in (lhs.dtype, rhs.dtype):
         if dtype not in WIDE_DTYPES:
             obstacle = obstacle or f"its operands are {dtype.name}"
-    size = contraction.size(lhs.shape, rhs.shape)
+    size = contraction.size(lhs, rhs)
     source = _jax_compat.equation_source(equation) or ""
     return Layer(name, contraction.kind, rhs.shape, size, source, obstacle, inside)
 

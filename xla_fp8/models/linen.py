@@ -18,7 +18,7 @@ from xla_fp8 import _jax_compat
 from xla_fp8.models.contraction import Contraction, Kind, abstract
 from xla_fp8.models.errors import MissingPackageError, ModelError
 from xla_fp8.models.injection import Injected
-from xla_fp8.models.operators import Infer, Operator, State, StaticScales, Watch, Wide, call_size
+from xla_fp8.models.operators import Infer, Operator, State, StaticScales, Watch, call_size, leaves_alone
 from xla_fp8.models.plan import Fixed, Layer, Planner
 from xla_fp8.quantization.delayed import DelayedScale, DelayedScaling
 from xla_fp8.quantization.numerics import WIDE_DTYPES
@@ -226,7 +226,7 @@ class _Interceptor:
             return next_fun(*args, **kwargs)
         operator = self.operator_of(layer, "/".join(layer.path[self.depth :]) or type(layer).__name__)
         # What stays wide may be computed by a function of the user's, or have no attribute for ours.
-        if operator is None or isinstance(operator, Wide):
+        if operator is None or leaves_alone(operator):
             return next_fun(*args, **kwargs)
         kind, attribute = _attribute(layer)
         injected = Injected(kind, operator)

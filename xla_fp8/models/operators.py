@@ -59,20 +59,23 @@ class Operator(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Wide:
-    """As JAX computes it.
+    """In the types that it has.
 
     Attributes:
         reason: why it stays so.
+        by_kernel: a depthwise convolution is left to this project's kernel where that takes it. Else JAX computes it,
+            as if the layer had no operator.
     """
 
     name: str
     reason: str
+    by_kernel: bool = False
 
     def initial_state(self) -> State:
         return None
 
     def __call__(self, contraction: Contraction, lhs: jax.Array, rhs: jax.Array, state: State = None) -> jax.Array:
-        return contraction.wide(lhs, rhs)
+        return contraction.wide_by_kernel(lhs, rhs) if self.by_kernel else contraction.wide(lhs, rhs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +97,7 @@ class Train:
 
     def __call__(self, contraction: Contraction, lhs: jax.Array, rhs: jax.Array, state: State = None) -> jax.Array:
         if not self.by_hand and why_wide(self.recipe, contraction, lhs, rhs):
-            return contraction.wide(lhs, rhs)
+            return contraction.wide_by_kernel(lhs, rhs) if self.recipe.depthwise else contraction.wide(lhs, rhs)
         if self.recipe.scaling == "delayed" and not isinstance(state, DelayedScaling):
             raise ModelError(
                 f"{self.name}: delayed scaling needs the layer's state; convert the model with xla_fp8.convert, which "
@@ -153,6 +156,11 @@ class Watch:
         return self.function(self.name, contraction, lhs, rhs)
 
 
+def leaves_alone(operator: Operator) -> bool:
+    """Whether a layer is computed as if it had no operator."""
+    return isinstance(operator, Wide) and not operator.by_kernel
+
+
 def why_wide(recipe: Recipe, contraction: Contraction, lhs: jax.Array, rhs: jax.Array) -> str:
     """Why a call gains nothing in FP8 by the recipe's rules; empty where it may gain."""
     for operand in (lhs, rhs):
@@ -163,7 +171,7 @@ def why_wide(recipe: Recipe, contraction: Contraction, lhs: jax.Array, rhs: jax.
 
 def call_size(contraction: Contraction, lhs: jax.Array, rhs: jax.Array) -> Size:
     """The arithmetic of a call, that of all examples where it stands under jax.vmap."""
-    return contraction.size(lhs.shape, rhs.shape).of_examples(_jax_compat.vmapped_examples(lhs))
+    return contraction.size(lhs, rhs).of_examples(_jax_compat.vmapped_examples(lhs))
 
 
 def why_small(recipe: Recipe, size: Size) -> str:

@@ -74,9 +74,14 @@ class Plan:
             )
             known = operators.get(layer.name)
             if known is None or isinstance(known, Wide):  # of a layer that is called twice the larger call counts
-                wide, train = Wide(layer.name, reason), Train(layer.name, self.recipe, self.across_vmap)
-                operators[layer.name] = wide if reason else train
+                train = Train(layer.name, self.recipe, self.across_vmap)
+                operators[layer.name] = Wide(layer.name, reason, self._by_kernel(layer)) if reason else train
         return operators
+
+    def _by_kernel(self, layer: Layer) -> bool:
+        """Whether a layer that stays wide may be a depthwise convolution for the kernel."""
+        is_depthwise = layer.kind == "conv" if layer.size is None else bool(layer.size.depthwise)
+        return self.recipe.depthwise and is_depthwise and not layer.obstacle
 
     def _without_state(self, layer: Layer) -> str:
         if not layer.inside or self.recipe.scaling == "dynamic":

@@ -40,6 +40,8 @@ class Recipe:
         min_flops: calls with less arithmetic stay wide (a multiply and an add are two). None: what was measured on an
             H200 (docs/models.md, "What is too small"). Less than 8e9 gains little; and where the recipe trains, less
             than 450 for each element of input, weight and result gains less than it costs to quantize them.
+        depthwise: depthwise convolutions, which stay wide, are left to this project's kernels on one Hopper GPU. Their
+            types are what they were; elsewhere nothing changes.
     """
 
     scaling: Scaling = "dynamic"
@@ -54,6 +56,7 @@ class Recipe:
     keep_last: int = 1
     channel_multiple: int = 16
     min_flops: float | None = None
+    depthwise: bool = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", fp8_dtype(self.dtype))

@@ -123,11 +123,18 @@ def _entry(layer: Layer, operator: Operator | None) -> Entry:
     if operator is None:
         return Entry(layer, False, layer.obstacle or "it has no operator")
     if isinstance(operator, Wide):
-        return Entry(layer, False, operator.reason)
+        return Entry(layer, False, operator.reason + _by_kernel(layer, operator.by_kernel))
     if isinstance(operator, Train) and not operator.by_hand:
         if layer.size is None:
             channels = f"channels that are multiples of {operator.recipe.channel_multiple}"
             return Entry(layer, True, f"where a call has {operator.recipe.least_size}, {channels} and no groups")
         small = why_small(operator.recipe, layer.size)
-        return Entry(layer, not small, small)
+        return Entry(layer, not small, small and small + _by_kernel(layer, operator.recipe.depthwise))
     return Entry(layer, isinstance(operator, (Train, Infer)), "")
+
+
+def _by_kernel(layer: Layer, is_wanted: bool) -> str:
+    """What a reason to stay wide is followed by, of a depthwise convolution."""
+    if not is_wanted or layer.size is None or not layer.size.depthwise:
+        return ""
+    return f"; on a Hopper GPU by this project's depthwise kernel in {layer.size.depthwise}"
