@@ -12,26 +12,44 @@ from typing import Any
 import jax
 
 from xla_fp8 import hlo
+from xla_fp8.backends.depthwise.primitive import PRIMITIVE
 from xla_fp8.hlo import HloInstruction, HloModule
 
-KINDS = ("convolution", "matmul", "attention", "quantization", "norms and sums", "pointwise", "copies", "unknown")
-"""`quantization`: fusions that write FP8, or find an amax. `norms and sums`: others with a reduction. What a fusion
-does besides (an activation in front of a cast, say) counts with it."""
+KINDS = (
+    "convolution",
+    "depthwise",
+    "matmul",
+    "attention",
+    "quantization",
+    "norms and sums",
+    "pointwise",
+    "copies",
+    "unknown",
+)
+"""`depthwise`: convolutions in groups, cuDNN's and this project's, these with what belongs to them. `quantization`:
+fusions that write FP8, or find an amax. `norms and sums`: others with a reduction. What a fusion does besides (an
+activation in front of a cast, say) counts with it."""
 
 _TARGETS = (
     (re.compile(r"__cudnn\$conv|mosaic_gpu|xla_fp8\.?conv|xla_fp8_cudnn"), "convolution"),
     (re.compile(r"__cublas|gemm", re.IGNORECASE), "matmul"),
     (re.compile(r"fmha|flash|sdpa|attention", re.IGNORECASE), "attention"),
-    (re.compile(r"quantize|triton_kernel_call"), "quantization"),
+    (re.compile(r"quantize|triton_kernel_call|xla\.gpu\.triton"), "quantization"),
 )
 _KERNELS = (
     (re.compile(r"fmha|flash|sdpa"), "attention"),
+    (re.compile(r"depthwise|grouped_direct"), "depthwise"),
     (re.compile(r"fprop|dgrad|wgrad|conv2d|implicit|mosaic"), "convolution"),
     (re.compile(r"gemm|nvjet|cutlass"), "matmul"),
     (re.compile(r"memcpy|memset", re.IGNORECASE), "copies"),
     (re.compile(r"transpose|copy"), "copies"),
     (re.compile(r"reduce"), "norms and sums"),
     (re.compile(r"fusion|wrapped|loop_"), "pointwise"),
+)
+
+
+_KERNEL_OPCODES = frozenset(
+    ("convolution", "dot", "custom-call", "copy", "transpose", "concatenate", "copy-start", "reduce", "fusion")
 )
 
 
@@ -48,6 +66,8 @@ def kinds_of(module: HloModule) -> dict[str, str]:
 def kind_of(instruction: HloInstruction) -> str | None:
     """One of KINDS; None for what runs no kernel."""
     opcode = instruction.opcode
+    if opcode in _KERNEL_OPCODES and _is_depthwise(instruction):
+        return "depthwise"
     if opcode in ("convolution", "dot"):
         return "convolution" if opcode == "convolution" else "matmul"
     if opcode == "custom-call":
@@ -68,6 +88,14 @@ def kind_of(instruction: HloInstruction) -> str | None:
         return "norms and sums"
     moves = {"parameter", "transpose", "copy", "bitcast", "tuple", "concatenate", "reshape", "constant"}
     return "copies" if opcodes <= moves else "pointwise"
+
+
+def _is_depthwise(instruction: HloInstruction) -> bool:
+    if PRIMITIVE in instruction.op_name:
+        return True
+    is_convolution = instruction.opcode == "convolution" or "__cudnn$conv" in instruction.custom_call_target
+    groups = [instruction.attr(name) for name in ("feature_group_count", "batch_group_count")]
+    return is_convolution and any(int(count) > 1 for count in groups if count)
 
 
 def _leaves(instruction: HloInstruction) -> Iterator[Any]:

@@ -17,7 +17,7 @@ from benchmarks.models import recipes
 from benchmarks.models.rows import XLA, Row
 from examples.networks import convnext, resnet, unet
 from examples.networks.layers import PLAIN, Ops, cross_entropy
-from examples.networks.static import E4M3, is_high, layer_at, static
+from examples.networks.static import E4M3, is_depthwise, is_high, layer_at, static
 
 RATE, MOMENTUM = 1e-3, 0.9
 _POOL = 1 << 20
@@ -161,6 +161,9 @@ def _inference(row: Row, network: ModuleType, params: Any, config: Any, tiny: bo
         if not isinstance(leaf, Random):
             return leaf + of_vectors.uniform(-0.1, 0.1, leaf.shape).astype(leaf.dtype)
         name = layer_at(path)
+        if row.recipe != "bf16" and is_depthwise(name):
+            channels, *window, _ = leaf.shape  # as `examples.networks.static.stored` has it
+            return dataclasses.replace(leaf, dtype=jnp.bfloat16, shape=(*window, channels))
         if row.recipe == "bf16" or is_high(name):
             return dataclasses.replace(leaf, dtype=jnp.bfloat16)
         scales[name] = np.float32(recipes.AMAX / 448 * of_scales.uniform(1, 1.1))

@@ -32,6 +32,11 @@ def is_high(layer: str) -> bool:
     return layer in _HIGH or parts[-1] in ("time", "depthwise") or ("cross" in parts and parts[-1] in ("k", "v"))
 
 
+def is_depthwise(layer: str) -> bool:
+    """Whether a layer is a depthwise convolution, which is served by this project's kernels."""
+    return layer.split("/")[-1] == "depthwise"
+
+
 def layer_at(path: Any) -> str:
     """The name of the layer whose filter or matrix is at a path of the parameters."""
     parts = [str(key.key) for key in path]
@@ -51,6 +56,8 @@ class _Static:
         return self.done[id(x)][1]
 
     def conv(self, x: Array, w: Any, /, *, name: str, stride: int = 1, groups: int = 1) -> Array:
+        if is_depthwise(name):
+            return xla_fp8.depthwise_conv(x, w, window_strides=(stride, stride))
         if is_high(name):
             return plain_conv(x, w, name=name, stride=stride, groups=groups)
         q = self.quantized(x, name)
@@ -113,12 +120,15 @@ def stored(params: Any, fp8: bool) -> Any:
     """Parameters as they are served: filters and matrices in FP8 where their layer is, all others in bf16.
 
     A matrix in FP8 is stored as [outputs, inputs]: FP8 tensor cores want what is summed over innermost, and one that is
-    an argument would be transposed at every call.
+    an argument would be transposed at every call. The filter of a depthwise convolution is [R,S,C] beside it, as its
+    kernel reads it.
     """
 
     def of(path: Any, leaf: Any) -> Any:
         if leaf.ndim < 2:
             return jnp.asarray(leaf)
+        if fp8 and is_depthwise(layer_at(path)):
+            return jnp.asarray(leaf[..., 0].transpose(1, 2, 0), jnp.bfloat16)
         if fp8 and not is_high(layer_at(path)):
             return xla_fp8.quantize(leaf.T if leaf.ndim == 2 else leaf, E4M3)
         return jnp.asarray(leaf, jnp.bfloat16)

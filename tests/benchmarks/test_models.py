@@ -84,14 +84,22 @@ ENTRY %main {
   %pointwise = f32[8] fusion(%x), kind=kLoop, calls=%twice
   %conv = f32[8] custom-call(%x), custom_call_target="__cudnn$convForwardGraph"
   %gemm = f32[8] custom-call(%x), custom_call_target="__cublas$lt$matmul$f8"
+  %image = f32[1,4,4,8] parameter(1)
+  %window = f32[3,3,1,8] parameter(2)
+  %y = f32[1,2,2,8] convolution(%image, %window), window={size=3x3}, dim_labels=b01f_01io->b01f, feature_group_count=8
+  %kernel = f32[8] custom-call(%x), custom_call_target="__gpu$xla.gpu.triton", metadata={op_name="f/xla_fp8_depthwise"}
+  %scaled = f32[8] custom-call(%x), custom_call_target="__gpu$xla.gpu.triton", metadata={op_name="jit(f)/quantize"}
   %moved = f32[8] copy(%x)
-  %some = (f8e4m3fn[8], f32[], f32[8]) tuple(%quantize, %norm, %pointwise)
-  ROOT %all = ((f8e4m3fn[8], f32[], f32[8]), f32[8], f32[8], f32[8]) tuple(%some, %conv, %gemm, %moved)
+  %some = (f8e4m3fn[8], f32[], f32[1,2,2,8]) tuple(%quantize, %norm, %y)
+  %rest = (f32[8], f32[8], f32[8], f32[8], f32[8]) tuple(%conv, %gemm, %moved, %kernel, %scaled)
+  ROOT %all = (f32[8], (f8e4m3fn[8], f32[], f32[1,2,2,8]), (f32[8], f32[8], f32[8], f32[8], f32[8]))
+    tuple(%pointwise, %some, %rest)
 }
 """
     )
     kinds = bench.profile.kinds_of(module)
-    named = {name: kinds[name] for name in ("quantize", "norm", "pointwise", "conv", "gemm", "moved")}
+    named = {name: kinds[name] for name in ("quantize", "norm", "pointwise", "conv", "gemm", "moved", "kernel")}
+    assert (kinds["y"], kinds["scaled"]) == ("depthwise", "quantization")
     assert named == {
         "quantize": "quantization",
         "norm": "norms and sums",
@@ -99,8 +107,9 @@ ENTRY %main {
         "conv": "convolution",
         "gemm": "matmul",
         "moved": "copies",
+        "kernel": "depthwise",
     }
-    assert bench.profile.launches(module) == dict.fromkeys(named.values(), 1)
+    assert bench.profile.launches(module) == dict.fromkeys(named.values(), 1) | {"depthwise": 2, "quantization": 2}
     assert set(named.values()) <= set(bench.profile.KINDS)
 
 

@@ -13,7 +13,9 @@ from jax.sharding import AbstractDevice, AbstractMesh, get_abstract_mesh, use_ab
 @contextlib.contextmanager
 def hopper_gpu() -> Iterator[None]:
     """Within it Pallas lowers for this machine's GPU, or else for an H200, which is what `Target.default()` takes."""
-    if _has_gpu() or getattr(get_abstract_mesh(), "abstract_device", None) is not None:
+    # A program that was traced here may be over a mesh of CPUs.
+    device = get_abstract_mesh().abstract_device
+    if _has_gpu() or (device is not None and "NVIDIA" in device.device_kind):
         yield
         return
     with use_abstract_mesh(AbstractMesh((), (), abstract_device=_h200())):
