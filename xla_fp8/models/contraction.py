@@ -195,7 +195,7 @@ class Conv(Contraction):
         numbers = self.arguments["dimension_numbers"]
         groups = self.arguments["feature_group_count"] * self.arguments["batch_group_count"]
         operands = [abstract(operand.shape, jnp.float32) for operand in (lhs, rhs)]
-        result = jax.eval_shape(self.wide, *operands)
+        result = jax.eval_shape(dataclasses.replace(self, preferred_element_type=None).wide, *operands)
         outputs, inputs, *window = (rhs.shape[dimension] for dimension in numbers.rhs_spec)
         flops = 2 * math.prod(result.shape) * inputs * math.prod(window)
         activations = math.prod(lhs.shape) + math.prod(result.shape)
