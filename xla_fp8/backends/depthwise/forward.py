@@ -52,7 +52,8 @@ def forward(
 
     Args:
         x: [N,H,W,C], of the problem's type.
-        w: [R,S,C], of the problem's type or f32.
+        w: [R,S,C], of the problem's type or f32. Where it is not finite, results at the borders may be NaN: what lies
+            outside of x is zeros that are multiplied, or left out.
         config: the first of `configs` where there is none.
         interpret: runs it on any device, slowly.
 
@@ -139,7 +140,7 @@ class Tile:
         problem, last = self.kernel.problem, self.rows.window - 1
         row = self.columns.window * problem.channels
         at = _offset(last * row + s * problem.channels + self.channel, math.prod(problem.filter_shape))
-        blocks = [_load(w, at - (last - r) * row, self.exists) for r in range(last + 1)]
+        blocks = [triton.load(w.at[at - (last - r) * row]) for r in range(last + 1)]
         return [to_f32(block, interpret=self.kernel.interpret) for block in blocks]
 
     def add(self, sums: Sums, x: Any, j: Any, taps: Sequence[tuple[int, list[jax.Array]]]) -> Sums:
@@ -182,10 +183,10 @@ def _split(index: Any, size: int) -> tuple[Any, Any]:
 
 
 def _offset(offset: jax.Array, largest: int) -> jax.Array:
-    """An offset from which others are counted backwards, none of them below 0 where its mask is true.
+    """An offset from which others are counted backwards; negative, or more than `largest`, only where masks are false.
 
-    As the compiler sees that it is not negative, it can put what is subtracted into the instruction that loads: the
-    subtraction of 32 bits then is one of 64. No offset may be so large that this would change it.
+    A number of 31 bits less a constant does not overflow. So the compiler may add the offset to the address once, and
+    put the constants into the instructions that load: it need not compute an address for each of them.
     """
     if largest < 2**31:
         offset = offset & np.int32(2**31 - 1)

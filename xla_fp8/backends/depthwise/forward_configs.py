@@ -15,7 +15,7 @@ class Config:
 
     Attributes:
         rows, columns: of the tile of y that a thread makes.
-        per_thread: channels of a thread, a power of two, of which it loads one pixel's at once.
+        per_thread: channels of a thread, of which it loads one pixel's at once; a power of two.
         channels: of a group, a divisor of the problem's and a multiple of 8; threads of a group lie side by side.
         warps: of a program, a power of two.
         unrolled: whether every column of x of a tile has its own code; else there is a loop over most of them.
@@ -62,7 +62,7 @@ def configs(problem: Problem) -> list[Config]:
     _, p, q, _ = problem.output_shape
     tiles = list(_SMALL_WINDOWS if math.prod(problem.window) <= _SMALL_WINDOW else _LARGE_WINDOWS)
     if p * q <= _WHOLE_IMAGE:
-        tiles = [(p, q, 2, True), (p, q, 1, True), *tiles]
+        tiles = [(p, q, 2, True), *tiles]
     if not _fills(problem, _config(problem, *tiles[0])):
         tiles += _SMALL_PROBLEM
     found = dict.fromkeys(_config(problem, *tile) for tile in tiles)
