@@ -564,3 +564,24 @@ def test_operands_are_made_to_vary_over_the_same_axes() -> None:
     jax.eval_shape(of_shards, jnp.ones(3), jnp.ones(3))
     assert jax.typeof(seen[0]) == jax.typeof(seen[1])
     assert jax.typeof(seen[0]) != jax.typeof(jnp.ones(3))
+
+
+def test_what_is_lowered_knows_whether_it_spans_devices() -> None:
+    seen = []
+    primitive = jax.extend.core.Primitive("spy")
+    primitive.def_abstract_eval(lambda x: x)
+
+    def lower(context: Any, x: Any) -> Any:
+        seen.append(_jax_compat.spans_devices(context))
+        return [x]
+
+    jax.interpreters.mlir.register_lowering(primitive, lower)
+    jax.jit(primitive.bind).lower(jnp.ones(2))
+    mesh = jax.sharding.AbstractMesh((2,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+    sharded = jax.ShapeDtypeStruct((2,), jnp.float32, sharding=jax.NamedSharding(mesh, jax.P("i")))
+    for function in (
+        primitive.bind,
+        jax.shard_map(primitive.bind, mesh=mesh, in_specs=jax.P("i"), out_specs=jax.P("i")),
+    ):
+        jax.jit(function).trace(sharded).lower(lowering_platforms=("cpu",))
+    assert seen == [False, True, False]

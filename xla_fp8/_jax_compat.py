@@ -703,6 +703,16 @@ def is_partitioned(context: Any) -> bool:
     return False
 
 
+def spans_devices(context: Any) -> bool:
+    """Whether what a `LoweringRuleContext` lowers is for several devices and no shard of theirs.
+
+    As `is_partitioned`, where JAX need not name the devices (`require_devices_during_lowering`).
+    """
+    axis_context = context.module_context.axis_context
+    is_sharding = isinstance(axis_context, _private("jax._src.sharding_impls", "ShardingContext"))
+    return axis_context.num_devices > 1 if is_sharding else is_partitioned(context)
+
+
 def local_devices_of(context: Any) -> tuple[Any, ...]:
     """The devices of this process that run what a `LoweringRuleContext` lowers; all it has where JAX names none."""
     import jax

@@ -271,7 +271,8 @@ gradient = jax.value_and_grad(loss, (0, 1))
 for kind in (AxisType.Auto, AxisType.Explicit):
     mesh = jax.make_mesh((4, 2), ("i", "j"), axis_types=(kind, kind))
     with jax.set_mesh(mesh):
-        for spec in (P(("i", "j")), P("i", None, None, "j")):
+        # Over explicit axes lax's convolution takes no sharded channels.
+        for spec in (P(("i", "j")), P("i", None, None, "j"))[: 1 if kind is AxisType.Explicit else 2]:
             sharded = jax.device_put(x, NamedSharding(mesh, spec))
             of_w = jax.device_put(w, NamedSharding(mesh, P(None, None, spec[3] if len(spec) == 4 else None)))
             same(jax.jit(gradient)(of_w, sharded))
@@ -287,8 +288,9 @@ for axes in (("i",), ("i", "j")):
         same(jax.jit(whole)(w, x))
         # Where one axis is left to the partitioner, XLA splits what stands inside, and cannot split a kernel.
         assert kernels(whole, w, x) == (3 if len(axes) == 2 else 0)
-by_example = jax.shard_map(jax.vmap(jax.grad(loss), (None, 0)), mesh=mesh, in_specs=(P(), P("i")), out_specs=P("i"))
-np.testing.assert_allclose(jax.jit(by_example)(w, x[:, None]).sum(0), expected[1][0], rtol=1e-4, atol=1e-4)
+by_example = jax.shard_map(jax.vmap(jax.grad(loss)), mesh=mesh, in_specs=P("i"), out_specs=P("i"))
+found = jax.jit(by_example)(jnp.stack([w] * 8), x[:, None]).sum(0)
+np.testing.assert_allclose(found, expected[1][0], rtol=1e-4, atol=1e-4)
 print("done")
 """
 

@@ -91,7 +91,7 @@ def _lower_lax(context: Any, *operands: Any, convolution: Convolution, part: Par
 
 def _lower_cuda(context: Any, *operands: Any, convolution: Convolution, part: Part) -> Sequence[Any]:
     # XLA's partitioner cannot look into a kernel; and who loads an exported program may have another GPU.
-    is_alone = not (_jax_compat.is_partitioned(context) or _jax_compat.is_for_export(context))
+    is_alone = not (_jax_compat.spans_devices(context) or _jax_compat.is_for_export(context))
     kernel = convolution.by_kernel(part) if is_alone and runs_on("cuda").ok else None
     if kernel is None:
         return _lower_lax(context, *operands, convolution=convolution, part=part)
