@@ -86,8 +86,9 @@ class FilterGradient:
         waiting: rows of dy that one row of x meets.
         taps: of the window, and so many more that they are a power of two.
         channel_blocks: programs that have the same columns; the last may share channels with the one before.
-        groups: that there are of columns.
-        parts: programs that have the same channels.
+        groups, blocks: that there are of columns, and of so many groups as a program has side by side.
+        parts: programs that have the same channels. Each takes every `parts`-th block, so that at any time all programs
+            are near each other and what two of them read is still in the L2 cache.
     """
 
     def __init__(self, problem: Problem, config: Config, interpret: bool = False) -> None:
@@ -98,7 +99,8 @@ class FilterGradient:
         self.taps = 1 << (math.prod(problem.window) - 1).bit_length()
         self.channel_blocks = -(-problem.channels // config.channels)
         self.groups = problem.batch * self.columns.tiles
-        self.parts = -(-self.groups // (config.groups * config.blocks))
+        self.blocks = -(-self.groups // config.groups)
+        self.parts = -(-self.blocks // config.blocks)
 
     def __call__(self, x: Any, dy: Any, out: Any) -> None:
         channels, config = self.problem.channels, self.config
@@ -107,10 +109,13 @@ class FilterGradient:
         first = jnp.minimum(channel_block * config.channels, channels - config.channels)
 
         def add_block(i: Any, sums: list[jax.Array]) -> list[jax.Array]:
-            return Walk(self, x, dy, (part * config.blocks + i) * config.groups, first).add(sums)
+            return Walk(self, x, dy, (part + i * self.parts) * config.groups, first).add(sums)
 
         sums = [jnp.zeros(self.shape, jnp.float32)] * math.prod(self.problem.window)
-        sums = add_block(0, sums) if config.blocks == 1 else lax.fori_loop(0, config.blocks, add_block, sums)
+        if self.parts == self.blocks:
+            sums = add_block(0, sums)
+        else:
+            sums = lax.fori_loop(0, lax.div(self.blocks - part + self.parts - 1, self.parts), add_block, sums)
         total = jnp.sum(_side_by_side(sums, self.taps), axis=0)
         channel, tap = (lax.broadcasted_iota(jnp.int32, total.shape, axis) for axis in (0, 1))
         triton.store(out.at[(part * channels + first + channel) * self.taps + tap], total)
@@ -141,7 +146,7 @@ class Walk:
         number = first + lax.broadcasted_iota(jnp.int32, (groups, 1), 0)
         channel = channel + lax.broadcasted_iota(jnp.int32, (1, channels), 1)
         columns = kernel.columns
-        self.exists: Mask = kernel.groups % (groups * kernel.config.blocks) == 0 or number < kernel.groups
+        self.exists: Mask = kernel.groups % groups == 0 or number < kernel.groups
         image, self.group = lax.div(number, columns.tiles), lax.rem(number, columns.tiles)
         self.x_at = (image * (h * w) + columns.start(self.group) + columns.extent - 1) * c + channel
         self.dy_at = (image * (p * q) + columns.last_result(self.group)) * c + channel
