@@ -136,6 +136,7 @@ class Walk:
     Attributes:
         group: its number in its row of groups; [groups, 1].
         exists: whether there is such a group.
+        masks: whether each of its columns of x is one, and no padding.
         x_at, dy_at: offsets of the last column in row 0; [groups, channels].
     """
 
@@ -148,6 +149,7 @@ class Walk:
         columns = kernel.columns
         self.exists: Mask = kernel.groups % groups == 0 or number < kernel.groups
         image, self.group = lax.div(number, columns.tiles), lax.rem(number, columns.tiles)
+        self.masks = [_both(columns.has_input(self.group, i), self.exists) for i in range(columns.extent)]
         self.x_at = (image * (h * w) + columns.start(self.group) + columns.extent - 1) * c + channel
         self.dy_at = (image * (p * q) + columns.last_result(self.group)) * c + channel
 
@@ -182,12 +184,13 @@ class Walk:
     def load(self, t: Any) -> Loaded:
         """What is new in step t; where t is known, so is which rows exist."""
         (_, h, w, c), (_, p, q, _) = self.problem.input_shape, self.problem.output_shape
-        down, columns = self.problem.stride[0], self.kernel.columns
-        masks = [_both(columns.has_input(self.group, i), self.exists) for i in range(columns.extent)]
+        down = self.problem.stride[0]
         rows = [t * down - self.problem.padding[0][0] + e for e in range(min(down, self.problem.window[0]))]
         return Loaded(
-            self.load_row(self.dy, self.dy_at, t, p, q * c, [self.exists] * columns.results) if _may_be(t, p) else None,
-            [self.load_row(self.x, self.x_at, i, h, w * c, masks) if _may_be(i, h) else None for i in rows],
+            self.load_row(self.dy, self.dy_at, t, p, q * c, [self.exists] * self.kernel.config.columns)
+            if _may_be(t, p)
+            else None,
+            [self.load_row(self.x, self.x_at, i, h, w * c, self.masks) if _may_be(i, h) else None for i in rows],
         )
 
     def load_row(self, ref: Any, last: Any, i: Any, rows: int, size: int, masks: list[Mask]) -> Row:
@@ -195,8 +198,8 @@ class Walk:
         c = self.problem.channels
         at = last + i * size
         if self.problem.batch * rows * size + len(masks) * c < 2**31:
-            # As the compiler sees that `at` is not negative, it puts what is subtracted from it into the instruction
-            # that loads.
+            # A number of 31 bits less a constant does not overflow: the compiler can put constants into the
+            # instructions that load, and need not compute an address for each of them.
             at = at & np.int32(2**31 - 1)
         at = triton.max_contiguous(pl.multiple_of(at, (1, _ALIGNED)), (1, _ALIGNED))  # type: ignore[no-untyped-call]
         back = range(len(masks) - 1, -1, -1)
@@ -231,12 +234,9 @@ class Walk:
         return None if row is None else [None if block is None else self.f32(block) for block in row]
 
     def f32(self, block: jax.Array) -> jax.Array:
-        # `to_f32` takes two numbers from a register, and a thread with one channel has one in it.
-        return (
-            block.astype(jnp.float32)
-            if self.kernel.config.per_thread == 1
-            else to_f32(block, interpret=self.kernel.interpret)
-        )
+        if self.kernel.config.per_thread == 1:  # `to_f32` takes two from a register, in which there is one
+            return block.astype(jnp.float32)
+        return to_f32(block, interpret=self.kernel.interpret)
 
 
 def _may_be(row: Any, rows: int) -> bool:
