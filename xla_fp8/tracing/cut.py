@@ -29,6 +29,7 @@ from xla_fp8.tracing.equations import (
     mentions_fp8,
     variables,
 )
+from xla_fp8.tracing.fused_casts import fused_casts
 from xla_fp8.tracing.inline import inline_calls, substituted
 from xla_fp8.tracing.quantizations import is_cast, quantizations
 
@@ -47,6 +48,8 @@ class Hooks:
         refuse: told of each FP8 convolution or dot that must stay with JAX.
         make_quantization: as make_region, of quantizations.
         quantizes: whether a cast to FP8 is worth a region, where the amax of what it casts scales it.
+        make_fused_cast: as make_region, of a cast with the norm, activation or gate in front of it; None where there
+            are no kernels for those.
     """
 
     make_region: Callable[[Jaxpr, list[Any], list[Any], Equation], Equation]
@@ -54,6 +57,7 @@ class Hooks:
     refuse: Callable[[Equation], None]
     make_quantization: Callable[[Jaxpr, list[Any], list[Any], Equation], Equation]
     quantizes: Callable[[Equation], bool]
+    make_fused_cast: Callable[[Jaxpr, list[Any], list[Any], Equation], Equation] | None
 
 
 def cut(jaxpr: Jaxpr, hooks: Hooks) -> Jaxpr:
@@ -68,14 +72,13 @@ def cut(jaxpr: Jaxpr, hooks: Hooks) -> Jaxpr:
         hooks.rewrite_rule(equation) if equation.primitive.name in RULES else equation
         for equation in _without_unused(inlined, outvars)  # vjp leaves primal convolutions behind that nobody reads
     ]
+    if hooks.make_fused_cast is not None:
+        equations = _with_fused_casts(equations, outvars, hooks.make_fused_cast)
     flow = DataFlow(equations)
-    seeds = []
+    seeds = _seeds(flow)
     for i, equation in enumerate(equations):
-        if flow.is_seed(i):
-            if is_plain(equation):
-                seeds.append(i)
-            elif equation.primitive.name in CONTRACTIONS:
-                hooks.refuse(equation)
+        if equation.primitive.name in CONTRACTIONS and not is_plain(equation) and flow.is_seed(i):
+            hooks.refuse(equation)
     members = _members(flow, seeds)
     equations = [
         equation if i in members else _with_cut_bodies(equation, hooks) for i, equation in enumerate(equations)
@@ -84,6 +87,37 @@ def cut(jaxpr: Jaxpr, hooks: Hooks) -> Jaxpr:
     regions = {group[0]: _region(flow, group, members, outvars, hooks.make_region) for group in groups}
     ordered = _with_quantizations(_contracted(equations, flow, groups, regions), outvars, hooks)
     return _jax_compat.with_equations(jaxpr, _without_unused(ordered, outvars), outvars)
+
+
+def _seeds(flow: DataFlow) -> list[int]:
+    """What regions are made around."""
+    return [i for i, equation in enumerate(flow.equations) if flow.is_seed(i) and is_plain(equation)]
+
+
+def _with_fused_casts(
+    equations: list[Equation],
+    outvars: Sequence[Any],
+    make: Callable[[Jaxpr, list[Any], list[Any], Equation], Equation],
+) -> list[Equation]:
+    """The equations with casts replaced that kernels compute with what is in front of them.
+
+    Before regions are made, which end there: one that began the norm would write what it made of the tensor in f32.
+    """
+    if not any(map(is_cast, equations)):
+        return equations
+    flow = DataFlow(equations)
+    seeds = _seeds(flow)
+    taken = {i for group in _convex_groups(flow, _members(flow, seeds), seeds) for i in group}
+    changed = list(equations)
+    for group in fused_casts(flow, outvars, taken):
+        members = [equations[i] for i in group]
+        made = {variable for equation in members for variable in equation.outvars}
+        read = variables(atom for equation in members for atom in equation.invars)
+        inputs = list(dict.fromkeys(variable for variable in read if variable not in made))
+        outputs = list(members[-1].outvars)
+        closed = _jax_compat.close_equations(inputs, outputs, members, REGION)
+        changed[group[-1]] = make(closed, inputs, outputs, members[-1])
+    return _without_unused(changed, outvars)
 
 
 def _with_quantizations(equations: list[Equation], outvars: Sequence[Any], hooks: Hooks) -> list[Equation]:

@@ -10,12 +10,14 @@ import jax
 
 from xla_fp8 import _jax_compat
 from xla_fp8.backends import autotune, reference_matmul, reference_quantize
+from xla_fp8.backends.depthwise.device import hopper_gpu
 from xla_fp8.backends.protocol import Backend, Implementation, platforms_of
 from xla_fp8.backends.quantize import from_call
 from xla_fp8.hlo.literal import numpy_dtype
 from xla_fp8.matmul import MatmulCall
 from xla_fp8.quantize_call import PlacedQuantizeCall
 from xla_fp8.target import GraphCall, Target
+from xla_fp8.tracing import fused_casts
 from xla_fp8.tracing.equations import Jaxpr
 from xla_fp8.tracing.errors import RegionError
 from xla_fp8.tracing.partition import partitioned
@@ -70,6 +72,16 @@ def of_quantization(call: PlacedQuantizeCall, platform: str, is_partitioned: boo
     if is_partitioned:
         return _traced(lambda *operands: reference_quantize.run(call.call, operands), call)
     return _traced(lambda *operands: from_call.run(call.call, operands, platform), call)
+
+
+def of_fused_cast(jaxpr: Jaxpr) -> Jaxpr:
+    """A cast with what is in front of it, as its kernel computes it on a GPU. Raises where Triton cannot."""
+    function = jax.jit(fused_casts.implementation(jaxpr))
+    avals = [jax.core.ShapedArray(a.shape, a.dtype) for a in jaxpr.in_avals]
+    with apart(aval.dtype for aval in avals), hopper_gpu():
+        # In a module of its own first: what fails halfway would leave half a function in the caller's.
+        function.trace(*avals).lower(lowering_platforms=("cuda",))
+        return _jax_compat.trace(function, avals, "xla_fp8_fused_cast")
 
 
 def _traced(implementation: Callable[..., Any], call: GraphCall | MatmulCall | PlacedQuantizeCall) -> Jaxpr:

@@ -13,6 +13,7 @@ import jax
 from jax.interpreters import mlir
 
 from xla_fp8 import _jax_compat
+from xla_fp8.backends.depthwise.device import hopper_gpu
 from xla_fp8.backends.fastest import FastestBackend
 from xla_fp8.backends.registry import missing
 from xla_fp8.report import Report
@@ -22,7 +23,7 @@ from xla_fp8.tracing.errors import FallbackWarning, NotRewrittenError, RegionErr
 from xla_fp8.tracing.hlo_of_region import Family, dtypes_of
 from xla_fp8.tracing.inline import flat
 from xla_fp8.tracing.options import Options
-from xla_fp8.tracing.region import opaque_region_p, region_p
+from xla_fp8.tracing.region import fused_cast_p, opaque_region_p, region_p
 from xla_fp8.tracing.reporting import check_strict
 from xla_fp8.tracing.rewriting import MARK, Rewritten, rewritten
 from xla_fp8.tracing.surroundings import apart
@@ -56,6 +57,24 @@ def _lower(
     if result is None or not result.stablehlo:
         return _lower_plain(context, jaxpr, arguments)
     return _merge(context, result, implementations, arguments)
+
+
+def _lower_fused_cast(
+    platform: str, context: Any, *arguments: Any, jaxpr: Jaxpr, options: Options, family: Family | None
+) -> Sequence[Any]:
+    """As its kernel on a GPU, where XLA's partitioner, which cannot split it, does not come after; else as it is."""
+    if platform != "cuda" or _jax_compat.is_partitioned(context):
+        return _lower_plain(context, jaxpr, arguments)
+    made: dict[Any, Jaxpr] = {} if family is None else family.made
+    try:
+        if jaxpr not in made:
+            made[jaxpr] = implementation.of_fused_cast(jaxpr)
+        inner = context.replace(avals_in=made[jaxpr].in_avals, avals_out=made[jaxpr].out_avals)
+        with apart(dtypes_of(made[jaxpr])), hopper_gpu():
+            return _as_typed(context, _jax_compat.lower_jaxpr(inner, made[jaxpr], arguments))
+    except Exception as error:
+        _warn(f"a norm or activation in front of a cast to FP8 runs as plain JAX: {implementation.told(error)}", family)
+        return _lower_plain(context, jaxpr, arguments)
 
 
 def _tell(report: Report, options: Options) -> None:
@@ -191,3 +210,4 @@ for _platform in PLATFORMS:
     # One rule for each platform, so that an export for several of them lowers a region for each.
     for _primitive in (region_p, opaque_region_p):
         mlir.register_lowering(_primitive, functools.partial(_lower, _platform), platform=_platform)
+    mlir.register_lowering(fused_cast_p, functools.partial(_lower_fused_cast, _platform), platform=_platform)

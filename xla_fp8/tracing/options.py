@@ -52,6 +52,11 @@ class Options:
         return self.passes is None or _REWRITER in self.passes
 
     @property
+    def takes_fused_casts(self) -> bool:
+        """Whether casts to FP8 go to kernels with what is in front of them: by default, and not where all is XLA's."""
+        return self.passes is None and self.backend not in ("reference", "xla")
+
+    @property
     def of_quantizations(self) -> Options:
         """The options of regions of quantizations. That one of them stays as it is is nothing to be strict about."""
         passes = _QUANTIZATIONS if self.passes is None else self.passes

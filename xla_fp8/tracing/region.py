@@ -23,6 +23,7 @@ from xla_fp8.hlo.garbage import collection_paused
 from xla_fp8.tracing.cut import REGION, Hooks, cut
 from xla_fp8.tracing.equations import CONTRACTIONS, Equation, Jaxpr, why_not_plain
 from xla_fp8.tracing.errors import FallbackWarning, NotRewrittenError
+from xla_fp8.tracing.fused_casts import problem_of
 from xla_fp8.tracing.hlo_of_region import Family
 from xla_fp8.tracing.inline import flat
 from xla_fp8.tracing.options import Options
@@ -30,6 +31,8 @@ from xla_fp8.tracing.options import Options
 region_p = core.Primitive(REGION)
 opaque_region_p = core.Primitive(f"{REGION}_opaque")
 """A region that may hold kernels: lowering must know the devices to partition those, so an AbstractMesh will not do."""
+fused_cast_p = core.Primitive(f"{REGION}_fused_cast")
+"""A cast to FP8 with what is in front of it, for which there is a kernel; it goes through no HLO text."""
 
 
 def is_region(equation: Equation) -> bool:
@@ -68,9 +71,21 @@ def cut_jaxpr(jaxpr: Jaxpr, options: Options) -> Jaxpr:
         size = max(math.prod(variable.aval.shape) for variable in equation.outvars)
         return options.takes_quantizations and choice.takes_dynamic(size, platform)
 
+    casts = Family()
+
+    def make_fused_cast(closed: Jaxpr, inputs: list[Any], outputs: list[Any], source: Equation) -> Equation:
+        if problem_of(closed) is None:
+            return source
+        params = {"jaxpr": casts.add(closed), "options": options, "family": casts}
+        return core.new_jaxpr_eqn(
+            inputs, outputs, fused_cast_p, params, core.no_effects, source.source_info, source.ctx
+        )
+
+    fuses = options.takes_fused_casts and choice.takes_fused(platform)
     make_quantization = functools.partial(make_region, options=options.of_quantizations)
     rules = functools.partial(_with_cut_rules, options=options)
-    return cut(jaxpr, Hooks(make_region, rules, refuse, make_quantization, quantizes))
+    hooks = Hooks(make_region, rules, refuse, make_quantization, quantizes, make_fused_cast if fuses else None)
+    return cut(jaxpr, hooks)
 
 
 def evaluate(jaxpr: Jaxpr, options: Options, arguments: Sequence[Any]) -> list[Any]:
@@ -191,7 +206,7 @@ def _contractions(region: Equation) -> list[Equation]:
     return [equation for equation in equations if equation.primitive.name in CONTRACTIONS]
 
 
-for _primitive in (region_p, opaque_region_p):
+for _primitive in (region_p, opaque_region_p, fused_cast_p):
     _primitive.multiple_results = True
     _primitive.def_abstract_eval(_abstract_eval)  # type: ignore[no-untyped-call]
     _primitive.def_impl(functools.partial(_impl, _primitive))  # type: ignore[no-untyped-call]
@@ -199,7 +214,8 @@ for _primitive in (region_p, opaque_region_p):
     ad.primitive_jvps[_primitive] = _jvp
     ad.primitive_transposes[_primitive] = _transpose
     _jax_compat.save_as(_primitive, _contractions)
-_jax_compat.require_devices_during_lowering(opaque_region_p)
+for _primitive in (opaque_region_p, fused_cast_p):
+    _jax_compat.require_devices_during_lowering(_primitive)
 
 
 # custom_vjp and custom_vmap

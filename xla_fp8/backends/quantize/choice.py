@@ -53,6 +53,11 @@ def takes_dynamic(size: int, platform: str) -> bool:
     return in_range and requests.runs_on(platform).ok and _is_on_one_device()
 
 
+def takes_fused(platform: str) -> bool:
+    """Whether casts are left to kernels that compute what is in front of them too (`xla_fp8.backends.fused_cast`)."""
+    return requests.runs_on(platform).ok and _is_on_one_device()
+
+
 def _is_on_one_device() -> bool:
     """Whether what is traced now cannot be a part of an array of several devices, or is one shard of it.
 

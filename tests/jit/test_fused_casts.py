@@ -1,0 +1,281 @@
+"""Norms, activations and gates in front of a cast to FP8 become one kernel on a GPU, and nothing elsewhere."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.extend import core
+
+import xla_fp8
+from examples.networks.layers import group_norm, layer_norm
+from tests.backends.quantize.test_lowering import lowered
+from xla_fp8 import _jax_compat
+from xla_fp8.backends.fused_cast import kernel
+from xla_fp8.backends.fused_cast.problem import Constant, FusedCast, Joined, Matrix, Node, Table, Tiling, tiling_of
+from xla_fp8.backends.protocol import No
+from xla_fp8.backends.quantize import choice
+from xla_fp8.tracing.equations import bodies, is_literal
+from xla_fp8.tracing.fused_casts import implementation, problem_of
+from xla_fp8.tracing.options import Options
+from xla_fp8.tracing.region import cut_closed, fused_cast_p, is_region
+
+Array = jax.Array
+E4M3, E5M2, F32, BF16 = jnp.float8_e4m3fn, jnp.float8_e5m2, jnp.float32, jnp.bfloat16
+IMAGE, ROWS = (2, 16, 16, 320), (2, 256, 320)
+
+
+@pytest.fixture(autouse=True)
+def kernels_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a Hopper GPU; the kernels are not there, so that what is fused runs as plain JAX."""
+    monkeypatch.setattr(choice, "takes_fused", lambda platform: True)
+
+
+def normal(shape: tuple[int, ...], dtype: Any = BF16, seed: int = 0) -> Array:
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape) * 2, dtype)
+
+
+def affine(channels: int) -> dict[str, Any]:
+    rng = np.random.default_rng(channels)
+    return {
+        "gamma": rng.uniform(0.5, 1.5, channels).astype(np.float32),
+        "beta": rng.normal(size=channels).astype(np.float32),
+    }
+
+
+def cast(x: Array, dtype: Any = E4M3, scale: float = 0.02) -> Array:
+    data: Array = xla_fp8.quantize(x, dtype, scale=scale).data
+    return data
+
+
+def norm_and_silu(x: Array) -> Array:
+    return cast(jax.nn.silu(group_norm(x, affine(x.shape[-1]))))
+
+
+def gate(x: Array) -> Array:
+    value, gated = jnp.split(x, 2, -1)
+    return cast(value * jax.nn.gelu(gated.astype(F32)))
+
+
+def rms(x: Array) -> Array:
+    wide = x.astype(F32)
+    return cast(wide * jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + 1e-6) * affine(x.shape[-1])["gamma"])
+
+
+def masked_softmax(x: Array) -> Array:
+    wide = jnp.where(x > -1, x.astype(F32), -jnp.inf)
+    return cast(jax.nn.softmax(wide), E5M2, 1e-3)
+
+
+CASES: dict[str, tuple[Callable[..., Array], tuple[tuple[int, ...], ...]]] = {
+    "group norm": (lambda x: cast(group_norm(x, affine(320))), (IMAGE,)),
+    "group norm and silu": (norm_and_silu, (IMAGE,)),
+    "behind a sum with numbers of an image": (lambda x, t: norm_and_silu(x + t[:, None, None]), (IMAGE, (2, 320))),
+    "behind a concatenation": (lambda x, y: norm_and_silu(jnp.concatenate([x, y], -1)), (IMAGE, (2, 16, 16, 160))),
+    "layer norm": (lambda x: cast(layer_norm(x, affine(320))), (ROWS,)),
+    "layer norm and relu": (lambda x: cast(jax.nn.relu(layer_norm(x, affine(256)))), ((2, 256, 256),)),
+    "layer norm, one scale for each row": (
+        lambda x, s: (jnp.clip(layer_norm(x, affine(320)) / s[..., None], -448, 448)).astype(E4M3),
+        (ROWS, (2, 256)),
+    ),
+    "rms norm": (rms, (ROWS,)),
+    "gate": (gate, ((2, 256, 640),)),
+    "gate by slices": (lambda x: cast(x[..., :320] * jax.nn.silu(x[..., 320:])), ((2, 256, 640),)),
+    "exact gelu": (lambda x: cast(jax.nn.gelu(x * 2 + 1, approximate=False)), (ROWS,)),
+    "masked softmax": (masked_softmax, ((8, 64, 256),)),
+}
+
+
+def fused(function: Any, *arguments: Any) -> list[FusedCast]:
+    """What the kernels of a rewritten function compute."""
+    found = []
+    for equation in _equations(jax.make_jaxpr(xla_fp8.rewrite(function))(*arguments)):
+        if equation.primitive is fused_cast_p:
+            described = problem_of(equation.params["jaxpr"])
+            assert described is not None
+            found.append(described[0])
+    return found
+
+
+def _equations(jaxpr: Any) -> list[Any]:
+    inner = [
+        e for equation in jaxpr.eqns for body in bodies(equation) for e in _equations(getattr(body, "jaxpr", body))
+    ]
+    return [*jaxpr.eqns, *inner]
+
+
+def of(name: str) -> tuple[Callable[..., Array], list[Array]]:
+    function, shapes = CASES[name]
+    return function, [jnp.abs(x) + 0.01 if len(x.shape) == 2 else x for x in map(normal, shapes)]
+
+
+def only(name: str) -> FusedCast:
+    function, arguments = of(name)
+    [problem] = fused(function, *arguments)
+    return problem
+
+
+def in_f32(x: Array) -> Array:
+    return x.astype(F32)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_kernel_computes_what_the_program_means(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By Pallas' interpreter; compared with the program in f32, of which the kernel leaves no rounding but the last."""
+    function, arguments = of(name)
+    monkeypatch.setattr(kernel, "run", functools.partial(kernel.run, interpret=True))
+    jaxpr = cut_closed(jax.make_jaxpr(function)(*arguments), Options())
+    [(index, equation)] = [(i, e) for i, e in enumerate(jaxpr.eqns) if e.primitive is fused_cast_p]
+    read = [atom for atom in equation.invars if not is_literal(atom)]
+    inputs = core.jaxpr_as_fun(_jax_compat.with_equations(jaxpr, jaxpr.eqns[:index], read))(*arguments)
+    [found] = implementation(equation.params["jaxpr"])(*inputs)
+    wanted = function(*map(in_f32, arguments))
+    assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
+    ours, theirs = np.asarray(found, np.float32), np.asarray(wanted, np.float32)
+    assert np.mean(ours != theirs) < 0.005
+    assert np.linalg.norm(ours - theirs) < 0.01 * np.linalg.norm(theirs)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 3e38])
+def test_nan_stays_and_infinity_saturates(value: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = FusedCast(
+        32,
+        64,
+        np.dtype(E4M3),
+        (Matrix(np.dtype(F32), 64),),
+        (Node("max", (0, Constant(-1e38))), Node("min", (1, Constant(np.inf)))),
+        2,
+    )
+    x = jnp.zeros((32, 64)).at[3, 5].set(value)
+    y = kernel.run(problem, [x], interpret=True)[3, 5].astype(F32)
+    np.testing.assert_array_equal(y, np.clip(np.float32(value), -448, 448))
+
+
+def test_elsewhere_the_program_keeps_every_bit() -> None:
+    for name in CASES:
+        function, arguments = of(name)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            ours = xla_fp8.jit(function)(*arguments)
+        np.testing.assert_array_equal(*(np.asarray(x, np.float32) for x in (ours, jax.jit(function)(*arguments))))
+
+
+def test_operands_of_a_norm() -> None:
+    """Statistics of groups are read as they are; where a row is normalized they are made in the kernel."""
+    problem = only("group norm and silu")
+    image, mean, deviation, gamma, beta, scale = problem.operands
+    assert image == Matrix(np.dtype(BF16), 320)
+    assert mean == deviation == Table(np.dtype(F32), 64, period=256, pitch=32, columns=((10, 32, 1),))
+    assert gamma == beta == Table(np.dtype(F32), 320, period=0, pitch=320, columns=((1, 320, 1),))
+    assert scale == Table(np.dtype(F32), 1)
+    assert not problem.reduces
+
+    problem = only("layer norm")
+    assert [type(operand) for operand in problem.operands] == [Matrix, Table, Table, Table]
+    assert problem.reduces
+
+    problem = only("behind a concatenation")
+    assert Joined((Matrix(np.dtype(BF16), 320), Matrix(np.dtype(BF16), 160))) in problem.operands
+
+    problem = only("gate")
+    assert problem.operands[:2] == (Matrix(np.dtype(BF16), 640, 0), Matrix(np.dtype(BF16), 640, 320))
+
+
+def test_as_many_rows_as_columns() -> None:
+    """A vector of as many numbers is still one of columns; also what is computed of it outside."""
+    weight = affine(320)
+
+    def norm(x: Array, gamma: Array) -> Array:
+        return cast(layer_norm(x, {"gamma": 1 + gamma, "beta": weight["beta"]}))
+
+    [problem] = fused(norm, normal((320, 320)), jnp.asarray(weight["gamma"]))
+    assert sum(isinstance(operand, Table) and bool(operand.columns) for operand in problem.operands) == 2
+
+
+def test_what_xla_keeps() -> None:
+    def bare(x: Array) -> Array:
+        return cast(jax.nn.relu(x))
+
+    def of_f32(x: Array) -> Array:
+        return cast(layer_norm(x, affine(320)))
+
+    def transposed(x: Array) -> Array:
+        return norm_and_silu(x.transpose(0, 2, 1, 3))
+
+    def unsaturated(x: Array) -> Array:
+        return (layer_norm(x, affine(320)).astype(F32) * 2).astype(E4M3)
+
+    def of_other_operations(x: Array) -> Array:
+        return cast(jnp.sin(x) * jax.nn.silu(x) + jnp.cos(x) * 3)
+
+    assert not fused(bare, normal(ROWS))
+    assert not fused(of_f32, normal(ROWS, F32))
+    assert not fused(transposed, normal(IMAGE))
+    assert not fused(unsaturated, normal(ROWS))
+    assert not fused(of_other_operations, normal(ROWS))
+    assert not fused(norm_and_silu, normal((1, 2, 2, 320)))
+
+
+def test_only_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = normal(ROWS)
+    for options in ({"backend": "reference"}, {"passes": "cudnn-fused-conv-rewriter"}):
+        jaxpr = jax.make_jaxpr(xla_fp8.rewrite(rms, **options))(x)
+        assert not any(equation.primitive is fused_cast_p for equation in _equations(jaxpr))
+    monkeypatch.undo()
+    assert not choice.takes_fused("cpu")
+    assert choice.takes_fused("cuda") == (jax.device_count() == 1)
+
+
+def test_a_graph_keeps_its_epilogue() -> None:
+    """The activation and cast behind a convolution are its graph's; the norm in front of the next one is a kernel."""
+
+    def network(x: Array, w: Array) -> tuple[Array, Array]:
+        y = xla_fp8.conv_general_dilated(
+            x,
+            w,
+            (1, 1),
+            "SAME",
+            dimension_numbers=("NHWC", "OHWI", "NHWC"),
+            lhs_scale=0.1,
+            rhs_scale=0.1,
+            out_dtype=BF16,
+        )
+        y = y + jnp.arange(64, dtype=BF16)
+        return cast(jax.nn.gelu(y * 2)), norm_and_silu(y + 1)
+
+    x, w = normal((2, 32, 32, 64)).astype(E4M3), normal((64, 3, 3, 64)).astype(E4M3)
+    equations = _equations(jax.make_jaxpr(xla_fp8.rewrite(network))(x, w))
+    assert sum(equation.primitive is fused_cast_p for equation in equations) == 1
+    assert sum(map(is_region, equations)) == 1
+
+
+def test_transformations() -> None:
+    x = normal((3, *ROWS))
+    together, apart = jax.vmap(xla_fp8.rewrite(rms))(x), jnp.stack([rms(each) for each in x])
+    np.testing.assert_array_equal(np.asarray(together, np.float32), np.asarray(apart, np.float32))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_lowers_for_a_gpu(name: str) -> None:
+    function, arguments = of(name)
+    text = lowered(xla_fp8.rewrite(function), *arguments)
+    assert text.count(f'name = "{kernel.NAME}"') == 1
+
+
+def test_tiles() -> None:
+    for rows, columns, reduces in ((65536, 320, True), (128, 1280, True), (2048, 4096, True), (512, 96, False)):
+        nodes = (Node("reduce_sum", (0,)), Node("mul", (0, 1))) if reduces else (Node("square", (0,)),)
+        problem = FusedCast(rows, columns, np.dtype(E4M3), (Matrix(np.dtype(BF16), columns),), nodes, len(nodes))
+        tiling = tiling_of(problem)
+        assert isinstance(tiling, Tiling)
+        assert rows % tiling.rows == 0
+        assert columns % (tiling.columns * tiling.tiles) == 0
+        assert tiling.tiles * tiling.columns == columns or not reduces
+    odd = FusedCast(512, 100, np.dtype(E4M3), (Matrix(np.dtype(BF16), 100),), (Node("square", (0,)),), 1)
+    assert isinstance(tiling_of(odd), No)

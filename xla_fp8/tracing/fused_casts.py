@@ -1,0 +1,345 @@
+"""Casts to FP8 with the norms, activations and gates in front of them, which one kernel computes.
+
+    x ─┬─ convert ─ sum ─ ... ─ rsqrt ─┐
+       └─ convert ─ sub ──────────── mul ─ mul, add ─ silu ─ mul ─ clamp ─ convert to FP8
+
+XLA's own kernels for this are bound by their instructions, of which there are 48 for each element of group norm, silu
+and cast; and what reduces is a kernel of its own, which reads the tensor once more. What a graph of a convolution or
+dot ends with belongs to that; and a bare cast is as fast as XLA makes it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from xla_fp8 import _jax_compat
+from xla_fp8.backends.fused_cast import problem as problems
+from xla_fp8.backends.fused_cast.problem import Constant, FusedCast, Joined, Matrix, Node, Operand, Table
+from xla_fp8.tracing.data_flow import DataFlow
+from xla_fp8.tracing.equations import Equation, Jaxpr, is_literal, variables
+from xla_fp8.tracing.errors import RegionError
+from xla_fp8.tracing.inline import flat
+from xla_fp8.tracing.quantizations import is_cast
+from xla_fp8.tracing.rows import Rows, columns_of, element_count
+
+_RESHAPES = frozenset({"reshape", "squeeze", "expand_dims"})
+_MOVES = frozenset({"broadcast_in_dim", "concatenate", "dynamic_slice", "pad", "rev", "slice", "transpose"})
+"""What XLA fuses with what reads it; for a kernel it would be written to memory first."""
+_VIEWS = frozenset({"concatenate", "slice", "split"})
+"""Of tensors that the kernel reads."""
+
+_LEAST_ARITHMETIC = 5
+"""Operations on every element, scale and clamp among them; with fewer XLA's kernel is as fast. A norm has 6."""
+
+_LEAST_SIZE = 2**16
+_NARROW = (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16))
+_FLOATS = (*_NARROW, jnp.dtype(jnp.float32))
+
+
+# Which equations
+
+
+def fused_casts(flow: DataFlow, outvars: Sequence[Any], taken: set[int]) -> list[list[int]]:
+    """The groups of equations, each in program order and with the cast at its end, that a kernel computes.
+
+    Groups may share equations, and others may read what is made in them: each kernel computes it again.
+
+    Args:
+        taken: equations that belong to a convolution or dot.
+    """
+    results = set(variables(outvars))
+    found = []
+    for index, equation in enumerate(flow.equations):
+        if not is_cast(equation) or index in taken:
+            continue
+        rows = Rows.of(equation.outvars[0].aval.shape)
+        if rows is not None and rows.size >= _LEAST_SIZE:
+            group = _Walk(flow, index, rows, results, taken).group()
+            if group is not None:
+                found.append(group)
+    return found
+
+
+class _Walk:
+    """From a cast up to the tensors that are in memory anyway."""
+
+    def __init__(self, flow: DataFlow, cast: int, rows: Rows, results: set[Any], taken: set[int]) -> None:
+        self.flow, self.cast, self.rows, self.results, self.taken = flow, cast, rows, results, taken
+        self.absorbed = {cast}
+        # Those absorbed that are computed outside too, because others read their results.
+        self.shared: set[int] = set()
+        self.pending: list[int] = []
+        self.read: set[Any] = set()
+        # Those whose results are read as tables.
+        self.tables: set[int] = set()
+
+    def group(self) -> list[int] | None:
+        self._need(self.flow.equations[self.cast])
+        while self.pending:  # the last in program order: all that may read its result has been decided on
+            index = -heapq.heappop(self.pending)
+            if index in self.absorbed:
+                continue
+            if not self._is_computable(index):
+                self.read.update(self.flow.equations[index].outvars)
+                continue
+            self.absorbed.add(index)
+            if self._is_read_outside(index):
+                self.shared.add(index)
+            if self.flow.equations[index].primitive.name not in _VIEWS:
+                self._need(self.flow.equations[index])
+        return sorted(self.absorbed) if self._is_worth_it() else None
+
+    def _need(self, equation: Equation) -> None:
+        is_reduction = equation.primitive.name in problems.REDUCTIONS
+        for atom in variables(equation.invars):
+            spread = "all" if is_reduction else self.rows.spread(atom, equation)
+            producer = self.flow.producer.get(atom)
+            if producer is None:
+                self.read.add(atom)
+            elif spread in ("all", "row") or (spread == "one" and _is_known(self.flow.equations[producer])):
+                heapq.heappush(self.pending, -producer)
+            else:
+                self.tables.add(producer)
+
+    def _is_computable(self, index: int) -> bool:
+        """Whether the kernel computes an equation; else it reads its result."""
+        equation = self.flow.equations[index]
+        name = equation.primitive.name
+        if equation.effects or _jax_compat.has_own_context(equation) or not _is_operand(equation.outvars[0]):
+            return False
+        if name in ("split", "slice"):
+            return equation.invars[0].aval.dtype in _NARROW and bool(columns_of(equation, self.rows))
+        if name == "concatenate":
+            return self._joins_tensors(equation)
+        if name == "convert_element_type" and _is_known(equation):  # a bound of jnp.clip, which may be an integer
+            return True
+        if not all(map(_is_operand, equation.invars)):
+            return False
+        if name in problems.REDUCTIONS:
+            return self.rows.are_reduced_by(equation)
+        if name not in _RESHAPES and name != "broadcast_in_dim" and not _is_elementwise(equation):
+            return False
+        is_placed = all(self.rows.spread(atom, equation) is not None for atom in variables(equation.invars))
+        return is_placed and not self._is_in_memory(index)
+
+    def _joins_tensors(self, equation: Equation) -> bool:
+        """Whether a concatenation is of columns, and of tensors in memory."""
+        shape = equation.outvars[0].aval.shape
+        return (
+            equation.params["dimension"] == len(shape) - 1
+            and shape[-1] == self.rows.columns
+            and self.rows.hold(equation.outvars[0])
+            and all(not is_literal(atom) and self._is_tensor(atom) for atom in equation.invars)
+        )
+
+    def _is_in_memory(self, index: int) -> bool:
+        """Whether a result is a tensor of 16 bits that the program writes to memory in any case.
+
+        One that a graph makes is, or that is read elsewhere too. But a sum with numbers of an image is not: no graph
+        takes those.
+        """
+        equation = self.flow.equations[index]
+        [result] = equation.outvars
+        if result.aval.dtype not in _NARROW or not self.rows.hold(result):
+            return False
+        if any(self.rows.have_images(atom, result.aval.shape) for atom in variables(equation.invars)):
+            return False
+        readers = self.flow.consumers.get(result, ())
+        return index in self.taken or self._is_read_outside(index) or not self.shared.isdisjoint(readers)
+
+    def _is_read_outside(self, index: int) -> bool:
+        made = self.flow.equations[index].outvars
+        readers = (reader for variable in made for reader in self.flow.consumers.get(variable, ()))
+        return not self.results.isdisjoint(made) or not self.absorbed.issuperset(readers)
+
+    def _is_worth_it(self) -> bool:
+        arithmetic = [
+            equation
+            for equation in map(self.flow.equations.__getitem__, self.absorbed)
+            if equation.primitive.name in problems.ELEMENTWISE and self.rows.hold(equation.outvars[0])
+        ]
+        if not self.tables.isdisjoint(self.absorbed):  # a number for each row, and for each column too
+            return False
+        tensors = filter(self.rows.hold, self.read)
+        return len(arithmetic) >= _LEAST_ARITHMETIC and all(map(self._is_tensor, tensors))
+
+    def _is_tensor(self, atom: Any) -> bool:
+        """Whether what the kernel reads is in memory in any case, and of 16 bits.
+
+        XLA fuses other things with what reads them: moves, and operations that the kernel cannot do.
+        """
+        if atom.aval.dtype not in _NARROW:
+            return False
+        producer = self.flow.producer.get(atom)
+        if producer is None or not self.flow.chain[producer]:
+            return True
+        if self.flow.equations[producer].primitive.name in _MOVES:
+            return False
+        return producer in self.taken or self._is_read_outside(producer)
+
+
+def _is_known(equation: Equation) -> bool:
+    """Whether a result is a number of the program's."""
+    return all(map(is_literal, equation.invars)) and element_count(equation.outvars[0]) == 1
+
+
+def _is_float(atom: Any) -> bool:
+    return getattr(atom.aval, "dtype", None) in _FLOATS
+
+
+def _is_operand(atom: Any) -> bool:
+    return _is_float(atom) or getattr(atom.aval, "dtype", None) == np.dtype(bool)
+
+
+def _is_elementwise(equation: Equation) -> bool:
+    name = equation.primitive.name
+    if name == "custom_jvp_call":  # relu, and what refuses to be differentiated
+        inner = _jax_compat.open_jaxpr(flat(equation.params["call_jaxpr"])).eqns
+        return all(_is_elementwise(e) and _is_operand(e.outvars[0]) for e in inner)
+    if name == "convert_element_type":
+        return all(map(_is_float, (*equation.invars, *equation.outvars)))
+    return name in problems.ELEMENTWISE
+
+
+# What they compute
+
+
+Sources = tuple[tuple[int, tuple[int, ...]], ...]
+"""For each array that a kernel takes, which input of the group it is, and in which shape."""
+
+
+def problem_of(jaxpr: Jaxpr) -> tuple[FusedCast, Sources] | None:
+    """What the kernel of a group, as a closed jaxpr, computes; None where there is no such kernel."""
+    inner = _jax_compat.open_jaxpr(flat(jaxpr))
+    rows = Rows.of(inner.outvars[0].aval.shape)
+    return None if rows is None else _Translation(inner, rows).problem()
+
+
+class _Translation:
+    """Equations to nodes."""
+
+    def __init__(self, jaxpr: Jaxpr, rows: Rows) -> None:
+        self.jaxpr, self.rows = jaxpr, rows
+        self.inputs = {variable: i for i, variable in enumerate(jaxpr.invars)}
+        self.operands: dict[Any, tuple[Operand, Sources]] = {}
+        # Variables → the key of an operand, the index of a node, or a constant.
+        self.known: dict[Any, Any] = {}
+        self.nodes: list[tuple[str, list[Any], int]] = []
+
+    def problem(self) -> tuple[FusedCast, Sources] | None:
+        *body, cast = self.jaxpr.eqns
+        for equation in body:
+            self._add(equation)
+        dtype = np.dtype(cast.outvars[0].aval.dtype)
+        result = self.known.get(cast.invars[0])
+        if not isinstance(result, int) or not self._saturates(result, float(jnp.finfo(dtype).max)):  # type: ignore[no-untyped-call]
+            return None
+        place = {key: i for i, key in enumerate(self.operands)}
+
+        def position(value: Any) -> int | Constant:
+            if isinstance(value, Constant):
+                return value
+            return len(place) + value if isinstance(value, int) else place[value]
+
+        found = FusedCast(
+            self.rows.count,
+            self.rows.columns,
+            dtype,
+            tuple(operand for operand, _ in self.operands.values()),
+            tuple(Node(op, tuple(map(position, operands)), exponent) for op, operands, exponent in self.nodes),
+            len(place) + result,
+        )
+        sources = tuple(source for _, sources in self.operands.values() for source in sources)
+        return (found, sources) if problems.supports(found).ok else None
+
+    def _saturates(self, result: int, largest: float) -> bool:
+        """Whether a node is clamped to what the FP8 type holds. A clamp to all of that is left to the cast."""
+        bounds: dict[str, float] = {}
+        value: Any = result
+        while isinstance(value, int) and len(bounds) < 2 and (clamped := _clamped(*self.nodes[value][:2])) is not None:
+            value, found = clamped
+            bounds = found | bounds
+        if len(bounds) < 2 or max(map(abs, bounds.values())) > largest:
+            return False
+        if bounds == {"max": -largest, "min": largest}:
+            self.nodes[result] = ("copy", [value], 1)
+        return True
+
+    def _add(self, equation: Equation) -> None:
+        name = equation.primitive.name
+        if name in ("split", "slice"):
+            [tensor] = equation.invars
+            width = tensor.aval.shape[-1]
+            for variable, first in zip(equation.outvars, columns_of(equation, self.rows), strict=True):
+                matrix = Matrix(tensor.aval.dtype, width, first)
+                self.known[variable] = self._operand(tensor, matrix, (self.rows.count, width))
+            return
+        [result] = equation.outvars
+        if name == "concatenate":
+            joined = Joined(tuple(Matrix(atom.aval.dtype, atom.aval.shape[-1]) for atom in equation.invars))
+            sources = tuple((self.inputs[atom], (self.rows.count, atom.aval.shape[-1])) for atom in equation.invars)
+            self.known[result] = key = (result, joined)
+            self.operands[key] = joined, sources
+            return
+        operands = [self._value(atom, equation) for atom in equation.invars]
+        if name in ("convert_element_type", "broadcast_in_dim") or name in _RESHAPES:
+            self.known[result] = operands[0]
+        elif name == "neg" and isinstance(operands[0], Constant):
+            self.known[result] = Constant(-operands[0].value)
+        else:
+            self.known[result] = len(self.nodes)
+            self.nodes.append((name, operands, equation.params["y"] if name == "integer_pow" else 1))
+
+    def _value(self, atom: Any, equation: Equation) -> Any:
+        if is_literal(atom):
+            return Constant(float(atom.val))
+        if atom in self.known:
+            return self.known[atom]
+        dtype, count = atom.aval.dtype, self.rows.count
+        if self.rows.hold(atom):
+            return self._operand(atom, Matrix(dtype, self.rows.columns), (count, self.rows.columns))
+        spread = self.rows.spread(atom, equation)
+        assert spread is not None, "such an equation is in no group"
+        if isinstance(spread, Table):
+            return self._operand(atom, dataclasses.replace(spread, dtype=dtype), (spread.size,))
+        table = Table(dtype, 1) if spread == "one" else Table(dtype, count, 1)
+        return self._operand(atom, table, (table.size,))
+
+    def _operand(self, atom: Any, operand: Matrix | Table, shape: tuple[int, ...]) -> Any:
+        key = (atom, operand)
+        self.operands.setdefault(key, (operand, ((self.inputs[atom], shape),)))
+        return key
+
+
+def _clamped(op: str, operands: Sequence[Any]) -> tuple[Any, dict[str, float]] | None:
+    """What a node clamps, and to which constants, by the operation that clamps to each; None where it does not."""
+    names = ("max", None, "min") if op == "clamp" else (op, op)
+    clamped = [operand for operand in operands if not isinstance(operand, Constant)]
+    if op not in ("clamp", "max", "min") or len(clamped) != 1:
+        return None
+    pairs = zip(names, operands, strict=True)
+    return clamped[0], {name: operand.value for name, operand in pairs if name and isinstance(operand, Constant)}
+
+
+def implementation(jaxpr: Jaxpr) -> Callable[..., list[jax.Array]]:
+    """The function that computes a group with its kernel. Raises RegionError where there is none."""
+    # Pallas takes longer to import than all of xla_fp8: only where a kernel is made.
+    from xla_fp8.backends.fused_cast import kernel
+
+    found = problem_of(jaxpr)
+    if found is None:
+        raise RegionError("there is no kernel that computes it")
+    problem, sources = found
+    [aval] = jaxpr.out_avals
+
+    def fused_cast(*inputs: jax.Array) -> list[jax.Array]:
+        return [kernel.run(problem, [inputs[i].reshape(shape) for i, shape in sources]).reshape(aval.shape)]
+
+    return fused_cast

@@ -1,0 +1,135 @@
+"""A tensor as rows of its last dimension, and how values of other shapes are spread over it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from xla_fp8.backends.fused_cast.problem import Table
+from xla_fp8.tracing.equations import Equation, is_literal
+
+Spread = Literal["all", "row", "one"]
+"""A number for each element, one for each row, or one for all."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """Rows in memory, one after the other. A value of another shape with as many elements is the same rows.
+
+    Attributes:
+        count: of the rows.
+        columns: elements of each.
+    """
+
+    count: int
+    columns: int
+
+    @staticmethod
+    def of(shape: Sequence[int]) -> Rows | None:
+        """Those of a shape; None where there are none."""
+        if len(shape) < 2 or not all(shape):
+            return None
+        return Rows(math.prod(shape[:-1]), shape[-1])
+
+    @property
+    def size(self) -> int:
+        return self.count * self.columns
+
+    def hold(self, atom: Any) -> bool:
+        """Whether a value is of all elements."""
+        return element_count(atom) == self.size
+
+    def have_images(self, atom: Any, shape: Sequence[int]) -> bool:
+        """Whether an operand of a result of `shape` differs between rows, and is the same for several of them."""
+        if len(atom.aval.shape) != len(shape) or atom.aval.shape == shape:
+            return False
+        table = self.table(atom.aval.shape, shape)
+        return table is not None and table.period > 1
+
+    def are_reduced_by(self, equation: Equation) -> bool:
+        """Whether an equation reduces each row to a number."""
+        [operand] = equation.invars
+        shape = operand.aval.shape
+        leading = self._leading(shape) if self.hold(operand) else None
+        if leading is None:
+            return False
+        return {i for i in equation.params["axes"] if shape[i] > 1} == {
+            i for i in range(leading, len(shape)) if shape[i] > 1
+        }
+
+    def spread(self, atom: Any, equation: Equation) -> Spread | Table | None:
+        """How an operand of an equation is spread over its result, which is of all elements, of a number for each row,
+        or of one; None where it cannot be said."""
+        count, shape = element_count(atom), equation.outvars[0].aval.shape
+        if count == 1:
+            return "one"
+        if math.prod(shape) != self.size:
+            return "row" if count == self.count == math.prod(shape) else None
+        if count == self.size:
+            return "all"
+        table = self.table(_aligned_shape(atom, equation), shape)
+        return "row" if table is not None and table.period == 1 else table
+
+    def table(self, aligned: Sequence[int], shape: Sequence[int]) -> Table | None:
+        """How an operand of the shape `aligned` is spread over `shape`, that of all elements; None where no table
+        says it."""
+        leading = self._leading(shape)
+        if leading is None:
+            return None
+        across = [i for i in range(leading) if aligned[i] > 1]
+        within = [i for i in range(leading, len(shape)) if aligned[i] > 1]
+        images = max(across, default=-1) + 1
+        if any(shape[i] > 1 and i not in across for i in range(images)):
+            return None
+        pitch = math.prod(shape[i] for i in within)
+        columns, step = [], pitch
+        for i in within:
+            step //= shape[i]
+            columns.append((math.prod(shape[i + 1 :]), shape[i], step))
+        period = self.count // math.prod(shape[:images]) if across else 0
+        if period == 1 and within:
+            return None
+        return Table(np.dtype(np.float32), math.prod(aligned), period, pitch, tuple(columns))
+
+    def _leading(self, shape: Sequence[int]) -> int | None:
+        """How many dimensions of a shape of all elements are the rows; None where one is a part of both."""
+        count = 1
+        for i, extent in enumerate(shape):
+            if count == self.count and math.prod(shape[i:]) == self.columns:
+                return i
+            count *= extent
+        return None
+
+
+def element_count(atom: Any) -> int:
+    return math.prod(getattr(atom.aval, "shape", ()))
+
+
+def _aligned_shape(atom: Any, equation: Equation) -> tuple[int, ...]:
+    """The shape of an operand with a one for each dimension of the result along which it is spread."""
+    shape = () if is_literal(atom) else tuple(atom.aval.shape)
+    if equation.primitive.name != "broadcast_in_dim":
+        return shape
+    aligned = [1] * len(equation.outvars[0].aval.shape)
+    for extent, dimension in zip(shape, equation.params["broadcast_dimensions"], strict=True):
+        aligned[dimension] = extent
+    return tuple(aligned)
+
+
+def columns_of(equation: Equation, rows: Rows) -> list[int]:
+    """Where in the rows of its operand the results of a split or slice start; nothing where they are no columns."""
+    [operand] = equation.invars
+    shape = operand.aval.shape
+    if math.prod(shape[:-1]) != rows.count or any(
+        variable.aval.shape != (*shape[:-1], rows.columns) for variable in equation.outvars
+    ):
+        return []
+    if equation.primitive.name == "split":
+        return [i * rows.columns for i in range(len(equation.outvars))]
+    if any(stride != 1 for stride in equation.params["strides"] or ()):
+        return []
+    return [equation.params["start_indices"][-1]]
