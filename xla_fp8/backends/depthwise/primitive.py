@@ -102,7 +102,8 @@ def _lower_cuda(context: Any, *operands: Any, convolution: Convolution, part: Pa
 def _lowered(context: Any, function: Any, operands: Sequence[Any]) -> Sequence[Any]:
     # Without what the types of a shard_map say: it is traced outside of that.
     avals = [jax.core.ShapedArray(aval.shape, aval.dtype) for aval in context.avals_in]
-    found: Sequence[Any] = mlir.lower_fun(function, multiple_results=False)(context.replace(avals_in=avals), *operands)
+    scoped = jax.named_scope(PRIMITIVE)(function)  # so that profiles tell it from other kernels
+    found: Sequence[Any] = mlir.lower_fun(scoped, multiple_results=False)(context.replace(avals_in=avals), *operands)
     return found
 
 
