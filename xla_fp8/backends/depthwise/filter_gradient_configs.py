@@ -49,6 +49,9 @@ _WHOLE_ROW = 8
 _MOST_REGISTERS = 230
 """For sums and rows; a few more are for offsets."""
 
+_MOST_OPERATIONS = 1000
+"""Of adding products to a sum, in the code of a program: 1,000 of them take seconds to compile, 5,000 minutes."""
+
 _MULTIPROCESSORS = 132
 _RESIDENT = 4
 """Programs that a multiprocessor needs at once to have something to do while others wait for loads."""
@@ -82,6 +85,9 @@ def _fitted(problem: Problem, columns: int, per_thread: int, warps: int, steps: 
     registers = math.prod(problem.window) + depth * columns + (row * problem.stride[0] + columns)
     if registers * per_thread > _MOST_REGISTERS and (columns, per_thread) != (1, 1):
         return None
+    # The first and last rows, which have half of the operations each; the body of the loop; half as many that it leaves.
+    most_steps = (_MOST_OPERATIONS // math.prod(problem.window) - (depth - 1)) * 2 // 3
+    steps = max(1, min(steps, most_steps))
     channels = _channels(problem.channels, 32 * per_thread)
     config = Config(columns, per_thread, channels, warps, steps, 1)
     return dataclasses.replace(config, blocks=_blocks(problem, config))
