@@ -85,7 +85,7 @@ def _fitted(problem: Problem, columns: int, per_thread: int, warps: int, steps: 
     registers = math.prod(problem.window) + depth * columns + (row * problem.stride[0] + columns)
     if registers * per_thread > _MOST_REGISTERS and (columns, per_thread) != (1, 1):
         return None
-    # The first and last rows, which have half of the operations each; the body of the loop; half as many that it leaves.
+    # The first and last rows have half of the operations each; then the loop, and half of its body for what is left.
     most_steps = (_MOST_OPERATIONS // math.prod(problem.window) - (depth - 1)) * 2 // 3
     steps = max(1, min(steps, most_steps))
     channels = _channels(problem.channels, 32 * per_thread)
