@@ -217,6 +217,12 @@ def test_a_program_traced_here_has_kernels_on_cuda(dtype: Any) -> None:
     assert "depthwise_forward" not in jax.jit(depthwise_conv).lower(*structs(dtype)).as_text()
 
 
+def test_kernels_in_x64_mode() -> None:
+    arguments = structs()
+    with jax.enable_x64(True):
+        assert len(kernels_of(lowered(jax.grad(functools.partial(loss, depthwise_conv), (0, 1)), *arguments))) == 3
+
+
 def test_an_input_gradient_of_stride_2_is_laxs() -> None:
     conv = functools.partial(depthwise_conv, window_strides=(2, 2))
     text = lowered(jax.grad(functools.partial(loss, conv), (0, 1)), *structs())

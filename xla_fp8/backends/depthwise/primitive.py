@@ -95,7 +95,7 @@ def _lower_cuda(context: Any, *operands: Any, convolution: Convolution, part: Pa
     kernel = convolution.by_kernel(part) if is_alone and runs_on("cuda").ok else None
     if kernel is None:
         return _lower_lax(context, *operands, convolution=convolution, part=part)
-    with hopper_gpu():
+    with hopper_gpu(), jax.enable_x64(False):  # whose offsets would have 64 bits
         return _lowered(context, kernel, operands)
 
 
