@@ -121,12 +121,12 @@ def jobs(part: str, problem: Problem, most: int | None = None) -> list[Job]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _compile_ahead() -> None:
-    """The first guesses first, of which most tests are."""
-    for most in (1, None):
-        for problem in NETWORKS if most is None else [*NETWORKS, *map(random_problem, range(RANDOM))]:
-            for part in KERNELS:
-                for job in jobs(part, problem, most):
-                    compiled(job)
+    """The first guesses first: most tests are of those, and some take long."""
+    guesses = [*map(random_problem, range(RANDOM)), *NETWORKS]
+    for problem, most in [*((problem, 1) for problem in guesses), *((problem, None) for problem in NETWORKS)]:
+        for part in KERNELS:
+            for job in jobs(part, problem, most):
+                compiled(job)
 
 
 def first(part: str, problem: Problem) -> Any:
@@ -146,16 +146,16 @@ def check(part: str, problem: Problem, most: int | None = None) -> None:
 
 
 @pytest.mark.parametrize("part", KERNELS)
+@pytest.mark.parametrize("problem", NETWORKS, ids=str)
+def test_every_config_on_layers_of_networks(part: str, problem: Problem) -> None:
+    check(part, problem)
+
+
+@pytest.mark.parametrize("part", KERNELS)
 @pytest.mark.parametrize("start", range(0, RANDOM, 10))
 def test_random_problems(part: str, start: int) -> None:
     for seed in range(start, start + 10):
         check(part, random_problem(seed), 1)
-
-
-@pytest.mark.parametrize("part", KERNELS)
-@pytest.mark.parametrize("problem", NETWORKS, ids=str)
-def test_every_config_on_layers_of_networks(part: str, problem: Problem) -> None:
-    check(part, problem)
 
 
 @pytest.mark.parametrize("problem", [CONVNEXT[0], CONVNEXT[2]], ids=str)
