@@ -18,7 +18,17 @@ from examples.networks.layers import group_norm, layer_norm
 from tests.backends.quantize.test_lowering import lowered
 from xla_fp8 import _jax_compat
 from xla_fp8.backends.fused_cast import kernel
-from xla_fp8.backends.fused_cast.problem import Constant, FusedCast, Joined, Matrix, Node, Table, Tiling, tiling_of
+from xla_fp8.backends.fused_cast.problem import (
+    Constant,
+    FusedCast,
+    Joined,
+    Matrix,
+    Node,
+    Sums,
+    Table,
+    Tiling,
+    tiling_of,
+)
 from xla_fp8.backends.protocol import No
 from xla_fp8.backends.quantize import choice
 from xla_fp8.tracing.equations import bodies, is_literal
@@ -76,6 +86,12 @@ def masked_softmax(x: Array) -> Array:
 CASES: dict[str, tuple[Callable[..., Array], tuple[tuple[int, ...], ...]]] = {
     "group norm": (lambda x: cast(group_norm(x, affine(320))), (IMAGE,)),
     "group norm and silu": (norm_and_silu, (IMAGE,)),
+    "group norm of one image": (norm_and_silu, ((1, 16, 32, 640),)),
+    "group norm, one group a tile": (norm_and_silu, ((2, 16, 8, 2048),)),
+    "group norm and numbers of groups": (
+        lambda x, s: cast((group_norm(x, affine(320)).reshape(2, 256, 32, 10) * s[:, None, :, None]).reshape(x.shape)),
+        (IMAGE, (2, 32)),
+    ),
     "behind a sum with numbers of an image": (lambda x, t: norm_and_silu(x + t[:, None, None]), (IMAGE, (2, 320))),
     "behind a concatenation": (lambda x, y: norm_and_silu(jnp.concatenate([x, y], -1)), (IMAGE, (2, 16, 16, 160))),
     "layer norm": (lambda x: cast(layer_norm(x, affine(320))), (ROWS,)),
@@ -167,14 +183,17 @@ def test_elsewhere_the_program_keeps_every_bit() -> None:
 
 
 def test_operands_of_a_norm() -> None:
-    """Statistics of groups are read as they are; where a row is normalized they are made in the kernel."""
+    """Of groups the kernel has the sums over pixels; where a row is normalized it makes its statistics itself."""
     problem = only("group norm and silu")
-    image, mean, deviation, gamma, beta, scale = problem.operands
+    image, *sums, gamma, beta, scale = sorted(problem.operands, key=lambda o: type(o).__name__)
     assert image == Matrix(np.dtype(BF16), 320)
-    assert mean == deviation == Table(np.dtype(F32), 64, period=256, pitch=32, columns=((10, 32, 1),))
+    assert sums == [Sums(np.dtype(F32), period=256, groups=32, width=10)] * 2
     assert gamma == beta == Table(np.dtype(F32), 320, period=0, pitch=320, columns=((1, 320, 1),))
     assert scale == Table(np.dtype(F32), 1)
     assert not problem.reduces
+
+    problem = only("group norm of one image")
+    assert Sums(np.dtype(F32), period=512, groups=32, width=20) in problem.operands
 
     problem = only("layer norm")
     assert [type(operand) for operand in problem.operands] == [Matrix, Table, Table, Table]

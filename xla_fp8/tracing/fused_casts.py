@@ -21,13 +21,13 @@ import numpy as np
 
 from xla_fp8 import _jax_compat
 from xla_fp8.backends.fused_cast import problem as problems
-from xla_fp8.backends.fused_cast.problem import Constant, FusedCast, Joined, Matrix, Node, Operand, Table
+from xla_fp8.backends.fused_cast.problem import Constant, FusedCast, Joined, Matrix, Node, Operand, Sums, Table
 from xla_fp8.tracing.data_flow import DataFlow
 from xla_fp8.tracing.equations import Equation, Jaxpr, is_literal, variables
 from xla_fp8.tracing.errors import RegionError
 from xla_fp8.tracing.inline import flat
 from xla_fp8.tracing.quantizations import is_cast
-from xla_fp8.tracing.rows import Rows, columns_of, element_count
+from xla_fp8.tracing.rows import Rows, Spread, columns_of, element_count
 
 _RESHAPES = frozenset({"reshape", "squeeze", "expand_dims"})
 _MOVES = frozenset({"broadcast_in_dim", "concatenate", "dynamic_slice", "pad", "rev", "slice", "transpose"})
@@ -67,6 +67,23 @@ def fused_casts(flow: DataFlow, outvars: Sequence[Any], taken: set[int]) -> list
     return found
 
 
+def sums_by_group(equation: Equation) -> list[Equation]:
+    """A sum over pixels and the columns of each group as two, so that kernels can read that over pixels."""
+    axes = equation.params["axes"] if equation.primitive.name == "reduce_sum" else ()
+    [*_, result] = equation.outvars or [None]
+    rank = len(equation.invars[0].aval.shape) if axes else 0
+    if len(axes) < 2 or rank - 1 not in axes or rank - 2 in axes or not _is_float(result) or equation.effects:
+        return [equation]
+    [operand] = equation.invars
+    pixels = tuple(axis for axis in axes if axis != rank - 1)
+    kept = tuple(extent for i, extent in enumerate(operand.aval.shape) if i not in pixels)
+    between = _jax_compat.fresh_variable(result.aval.update(shape=kept))
+    return [
+        equation.replace(params={**equation.params, "axes": pixels}, outvars=[between]),
+        equation.replace(params={**equation.params, "axes": (len(kept) - 1,)}, invars=[between]),
+    ]
+
+
 class _Walk:
     """From a cast up to the tensors that are in memory anyway."""
 
@@ -79,9 +96,11 @@ class _Walk:
         self.read: set[Any] = set()
         # Those whose results are read as tables.
         self.tables: set[int] = set()
+        self.spread: dict[int, Spread] = {cast: "all"}
+        self.is_consistent = True
 
     def group(self) -> list[int] | None:
-        self._need(self.flow.equations[self.cast])
+        self._need(self.cast)
         while self.pending:  # the last in program order: all that may read its result has been decided on
             index = -heapq.heappop(self.pending)
             if index in self.absorbed:
@@ -92,25 +111,24 @@ class _Walk:
             self.absorbed.add(index)
             if self._is_read_outside(index):
                 self.shared.add(index)
-            if self.flow.equations[index].primitive.name not in _VIEWS:
-                self._need(self.flow.equations[index])
+            self._need(index)
         return sorted(self.absorbed) if self._is_worth_it() else None
 
-    def _need(self, equation: Equation) -> None:
-        is_reduction = equation.primitive.name in problems.REDUCTIONS
-        for atom in variables(equation.invars):
-            spread = "all" if is_reduction else self.rows.spread(atom, equation)
+    def _need(self, index: int) -> None:
+        equation = self.flow.equations[index]
+        for atom, spread in _spreads(equation, self.spread[index], self.rows):
             producer = self.flow.producer.get(atom)
             if producer is None:
                 self.read.add(atom)
-            elif spread in ("all", "row") or (spread == "one" and _is_known(self.flow.equations[producer])):
+            elif spread in ("all", "row", "group") or (spread == "one" and _is_known(self.flow.equations[producer])):
+                self.is_consistent &= self.spread.setdefault(producer, spread) == spread
                 heapq.heappush(self.pending, -producer)
             else:
                 self.tables.add(producer)
 
     def _is_computable(self, index: int) -> bool:
         """Whether the kernel computes an equation; else it reads its result."""
-        equation = self.flow.equations[index]
+        equation, spread = self.flow.equations[index], self.spread[index]
         name = equation.primitive.name
         if equation.effects or _jax_compat.has_own_context(equation) or not _is_operand(equation.outvars[0]):
             return False
@@ -123,10 +141,12 @@ class _Walk:
         if not all(map(_is_operand, equation.invars)):
             return False
         if name in problems.REDUCTIONS:
-            return self.rows.are_reduced_by(equation)
+            if spread == "group":
+                return self.rows.have_groups_summed_by(equation)
+            return spread == "row" and self.rows.are_reduced_by(equation)
         if name not in _RESHAPES and name != "broadcast_in_dim" and not _is_elementwise(equation):
             return False
-        is_placed = all(self.rows.spread(atom, equation) is not None for atom in variables(equation.invars))
+        is_placed = all(self.rows.spread(a, equation, spread) is not None for a in variables(equation.invars))
         return is_placed and not self._is_in_memory(index)
 
     def _joins_tensors(self, equation: Equation) -> bool:
@@ -142,14 +162,11 @@ class _Walk:
     def _is_in_memory(self, index: int) -> bool:
         """Whether a result is a tensor of 16 bits that the program writes to memory in any case.
 
-        One that a graph makes is, or that is read elsewhere too. But a sum with numbers of an image is not: no graph
-        takes those.
+        One that a graph makes is, or that is read elsewhere too.
         """
         equation = self.flow.equations[index]
         [result] = equation.outvars
         if result.aval.dtype not in _NARROW or not self.rows.hold(result):
-            return False
-        if any(self.rows.have_images(atom, result.aval.shape) for atom in variables(equation.invars)):
             return False
         readers = self.flow.consumers.get(result, ())
         return index in self.taken or self._is_read_outside(index) or not self.shared.isdisjoint(readers)
@@ -165,7 +182,7 @@ class _Walk:
             for equation in map(self.flow.equations.__getitem__, self.absorbed)
             if equation.primitive.name in problems.ELEMENTWISE and self.rows.hold(equation.outvars[0])
         ]
-        if not self.tables.isdisjoint(self.absorbed):  # a number for each row, and for each column too
+        if not self.is_consistent or not self.tables.isdisjoint(self.absorbed):  # by row here, by column there
             return False
         tensors = filter(self.rows.hold, self.read)
         return len(arithmetic) >= _LEAST_ARITHMETIC and all(map(self._is_tensor, tensors))
@@ -183,6 +200,16 @@ class _Walk:
         if self.flow.equations[producer].primitive.name in _MOVES:
             return False
         return producer in self.taken or self._is_read_outside(producer)
+
+
+def _spreads(equation: Equation, of: Spread, rows: Rows) -> list[tuple[Any, Spread | Table | None]]:
+    """The operands that an equation is computed of, with how they are spread."""
+    name = equation.primitive.name
+    if name in _VIEWS or (name in problems.REDUCTIONS and of == "group"):
+        return []  # of what is in memory
+    if name in problems.REDUCTIONS:
+        return [(equation.invars[0], "all")]
+    return [(atom, rows.spread(atom, equation, of)) for atom in variables(equation.invars)]
 
 
 def _is_known(equation: Equation) -> bool:
@@ -232,9 +259,23 @@ class _Translation:
         # Variables → the key of an operand, the index of a node, or a constant.
         self.known: dict[Any, Any] = {}
         self.nodes: list[tuple[str, list[Any], int]] = []
+        self.spread: dict[Any, Any] = {jaxpr.outvars[0]: "all"}
+        # Where a number for each group is, those tables that all elements read.
+        self.groups: set[Table] = set()
+        for equation in reversed(jaxpr.eqns):
+            of = self._spread_of(equation)
+            for atom, spread in _spreads(equation, of, rows):
+                self.spread[atom] = spread
+                if spread == "group" and of == "all" and (table := rows.table_of(atom, equation)) is not None:
+                    self.groups.add(table)
+
+    def _spread_of(self, equation: Equation) -> Spread:
+        return next((self.spread[variable] for variable in equation.outvars if variable in self.spread), "one")
 
     def problem(self) -> tuple[FusedCast, Sources] | None:
         *body, cast = self.jaxpr.eqns
+        if len(self.groups) > 1:
+            return None
         for equation in body:
             self._add(equation)
         dtype = np.dtype(cast.outvars[0].aval.dtype)
@@ -282,6 +323,13 @@ class _Translation:
                 self.known[variable] = self._operand(tensor, matrix, (self.rows.count, width))
             return
         [result] = equation.outvars
+        if name in problems.REDUCTIONS and self._spread_of(equation) == "group":
+            [numbers] = equation.invars
+            *_, groups, width = numbers.aval.shape
+            size = element_count(numbers)
+            sums = Sums(numbers.aval.dtype, self.rows.count * groups * width // size, groups, width)
+            self.known[result] = self._operand(numbers, sums, (size,))
+            return
         if name == "concatenate":
             joined = Joined(tuple(Matrix(atom.aval.dtype, atom.aval.shape[-1]) for atom in equation.invars))
             sources = tuple((self.inputs[atom], (self.rows.count, atom.aval.shape[-1])) for atom in equation.invars)
@@ -305,14 +353,21 @@ class _Translation:
         dtype, count = atom.aval.dtype, self.rows.count
         if self.rows.hold(atom):
             return self._operand(atom, Matrix(dtype, self.rows.columns), (count, self.rows.columns))
-        spread = self.rows.spread(atom, equation)
-        assert spread is not None, "such an equation is in no group"
-        if isinstance(spread, Table):
-            return self._operand(atom, dataclasses.replace(spread, dtype=dtype), (spread.size,))
-        table = Table(dtype, 1) if spread == "one" else Table(dtype, count, 1)
-        return self._operand(atom, table, (table.size,))
+        table = self._table(atom, equation)
+        return self._operand(atom, dataclasses.replace(table, dtype=dtype), (table.size,))
 
-    def _operand(self, atom: Any, operand: Matrix | Table, shape: tuple[int, ...]) -> Any:
+    def _table(self, atom: Any, equation: Equation) -> Table:
+        dtype = np.dtype(np.float32)
+        if element_count(atom) == 1:
+            return Table(dtype, 1)
+        spread = self._spread_of(equation)
+        if spread == "row":
+            return Table(dtype, self.rows.count, 1)
+        [found] = self.groups if spread == "group" else [self.rows.table_of(atom, equation)]
+        assert found is not None, "such an equation is not computed"
+        return found
+
+    def _operand(self, atom: Any, operand: Matrix | Table | Sums, shape: tuple[int, ...]) -> Any:
         key = (atom, operand)
         self.operands.setdefault(key, (operand, ((self.inputs[atom], shape),)))
         return key

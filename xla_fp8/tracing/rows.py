@@ -12,8 +12,8 @@ import numpy as np
 from xla_fp8.backends.fused_cast.problem import Table
 from xla_fp8.tracing.equations import Equation, is_literal
 
-Spread = Literal["all", "row", "one"]
-"""A number for each element, one for each row, or one for all."""
+Spread = Literal["all", "row", "group", "one"]
+"""A number for each element, one for each row, one for each group of columns of each image, or one for all."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,13 +43,6 @@ class Rows:
         """Whether a value is of all elements."""
         return element_count(atom) == self.size
 
-    def have_images(self, atom: Any, shape: Sequence[int]) -> bool:
-        """Whether an operand of a result of `shape` differs between rows, and is the same for several of them."""
-        if len(atom.aval.shape) != len(shape) or atom.aval.shape == shape:
-            return False
-        table = self.table(atom.aval.shape, shape)
-        return table is not None and table.period > 1
-
     def are_reduced_by(self, equation: Equation) -> bool:
         """Whether an equation reduces each row to a number."""
         [operand] = equation.invars
@@ -57,22 +50,39 @@ class Rows:
         leading = self._leading(shape) if self.hold(operand) else None
         if leading is None:
             return False
-        return {i for i in equation.params["axes"] if shape[i] > 1} == {
-            i for i in range(leading, len(shape)) if shape[i] > 1
-        }
+        reduced = {i for i in equation.params["axes"] if shape[i] > 1}
+        return reduced == {i for i in range(leading, len(shape)) if shape[i] > 1}
 
-    def spread(self, atom: Any, equation: Equation) -> Spread | Table | None:
-        """How an operand of an equation is spread over its result, which is of all elements, of a number for each row,
-        or of one; None where it cannot be said."""
+    def have_groups_summed_by(self, equation: Equation) -> bool:
+        """Whether an equation adds up groups of neighbouring columns: [images, groups, width] → [images, groups]."""
+        [operand] = equation.invars
+        shape = operand.aval.shape
+        if (
+            equation.primitive.name != "reduce_sum"
+            or len(shape) < 2
+            or tuple(equation.params["axes"]) != (len(shape) - 1,)
+        ):
+            return False
+        return bool(math.prod(shape[-2:]) == self.columns and self.count % math.prod(shape[:-2]) == 0)
+
+    def spread(self, atom: Any, equation: Equation, of: Spread) -> Spread | Table | None:
+        """How an operand of an equation is spread over its result, which is spread as `of` says; None where it cannot
+        be said."""
         count, shape = element_count(atom), equation.outvars[0].aval.shape
         if count == 1:
             return "one"
-        if math.prod(shape) != self.size:
-            return "row" if count == self.count == math.prod(shape) else None
+        if of != "all":
+            return of if count == math.prod(shape) else None
         if count == self.size:
             return "all"
-        table = self.table(_aligned_shape(atom, equation), shape)
-        return "row" if table is not None and table.period == 1 else table
+        table = self.table_of(atom, equation)
+        if table is None or table.period != 1:
+            return "group" if table is not None and table.is_by_group else table
+        return "row"
+
+    def table_of(self, atom: Any, equation: Equation) -> Table | None:
+        """An operand of an equation whose result is of all elements, as a table; None where it is none."""
+        return self.table(_aligned_shape(atom, equation), equation.outvars[0].aval.shape)
 
     def table(self, aligned: Sequence[int], shape: Sequence[int]) -> Table | None:
         """How an operand of the shape `aligned` is spread over `shape`, that of all elements; None where no table

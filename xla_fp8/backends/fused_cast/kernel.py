@@ -18,13 +18,28 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-from xla_fp8.backends.fused_cast.problem import Constant, FusedCast, Matrix, Node, Operand, Table, Tiling, tiling_of
+from xla_fp8.backends.fused_cast.problem import (
+    Constant,
+    FusedCast,
+    Matrix,
+    Node,
+    Operand,
+    Sums,
+    Table,
+    Tiling,
+    tiling_of,
+)
 from xla_fp8.backends.protocol import No
 
 NAME = "fused_cast"
 
 Tiles = list[Any]
 """A value of a program: [R,B] for each tile, or [1,B] where rows are alike; one [R,1] or number where tiles are."""
+
+
+class Groups(Tiles):
+    """A number for each group that columns of a tile belong to, the first group at [0,0]: [G,1] for each tile."""
+
 
 Functions = Mapping[str, Callable[..., jax.Array]]
 
@@ -74,8 +89,15 @@ def _kernel(problem: FusedCast, tiling: Tiling, interpret: bool, *refs: Any) -> 
     rest = iter(refs)
     values = [_loaded(operand, rest, row, columns, tiling) for operand in problem.operands]
     functions = {**_EXACT, **({} if interpret else _APPROXIMATE)}
+    widths = {operand.width for operand in problem.operands if isinstance(operand, Sums)}
     for node in problem.nodes:
         operands = [[jnp.float32(o.value)] if isinstance(o, Constant) else values[o] for o in node.operands]
+        if any(isinstance(tiles, Groups) for tiles in operands):
+            if all(isinstance(tiles, Groups) or tiles[0].ndim == 0 for tiles in operands):
+                values.append(Groups(_computed(node, operands, functions)))
+                continue
+            [width] = widths
+            operands = [_by_column(tiles, columns, width, tiling) for tiles in operands]
         values.append(_computed(node, operands, functions))
     for column, tile in zip(columns, values[problem.result], strict=True):
         place = refs[-1].at[pl.ds(row, tiling.rows), pl.ds(column, tiling.columns)]
@@ -88,11 +110,48 @@ def _kernel(problem: FusedCast, tiling: Tiling, interpret: bool, *refs: Any) -> 
 def _loaded(operand: Operand, refs: Iterator[Any], row: Any, columns: Sequence[Any], tiling: Tiling) -> Tiles:
     if isinstance(operand, Table):
         return _table(operand, next(refs), row, columns, tiling)
+    if isinstance(operand, Sums):
+        return _sums(operand, next(refs), row, columns, tiling)
     if isinstance(operand, Matrix):
         ref, first = next(refs), operand.first
         return [_tile(ref, row, first + column, tiling) for column in columns]
     parts = [(next(refs), part.width) for part in operand.parts]
     return [_tile_of(parts, row, column, tiling) for column in columns]
+
+
+def _sums(operand: Sums, ref: Any, row: Any, columns: Sequence[Any], tiling: Tiling) -> Groups:
+    groups, width = _groups_of_tile(operand.width, tiling.columns), 1 << (operand.width - 1).bit_length()
+    place = lax.broadcasted_iota(jnp.int32, (groups, width), 1)
+    image = lax.div(row, operand.period) * operand.groups
+    found = Groups()
+    for column in columns:
+        group = lax.div(column, operand.width) + lax.broadcasted_iota(jnp.int32, (groups, width), 0)
+        is_there = (group < operand.groups) & (place < operand.width)
+        at = ref.at[jnp.where(is_there, (image + group) * operand.width + place, 0)]
+        numbers = triton.load(at, mask=is_there, other=0.0)
+        found.append(jnp.sum(numbers.astype(jnp.float32), axis=1, keepdims=True))
+    return found
+
+
+def _groups_of_tile(width: int, columns: int) -> int:
+    """To how many groups columns of a tile belong at most, as a power of two."""
+    if columns % width == 0:
+        return columns // width
+    most = 1 if width % columns == 0 else (columns + width - 2) // width + 1
+    return 1 << (most - 1).bit_length()
+
+
+def _by_column(tiles: Tiles, columns: Sequence[Any], width: int, tiling: Tiling) -> Tiles:
+    """Numbers of groups as numbers of columns; other tiles as they are."""
+    if not isinstance(tiles, Groups):
+        return tiles
+    found = []
+    for column, tile in zip(columns, tiles, strict=True):
+        shape = (tiling.columns, tile.shape[0])
+        group = lax.div(column + lax.broadcasted_iota(jnp.int32, shape, 0), width) - lax.div(column, width)
+        is_own = group == lax.broadcasted_iota(jnp.int32, shape, 1)
+        found.append(jnp.sum(jnp.where(is_own, tile.reshape(1, -1), 0), axis=1)[None, :])
+    return found
 
 
 def _tile(ref: Any, row: Any, column: Any, tiling: Tiling) -> jax.Array:

@@ -87,8 +87,27 @@ class Table:
             self.columns[0][0] * self.columns[0][1]
         )
 
+    @property
+    def is_by_group(self) -> bool:
+        """Whether there is a number for each group of columns, of each image or of all."""
+        return self.period != 1 and len(self.columns) == 1 and self.columns[0][0] > 1
 
-Operand = Matrix | Joined | Table
+
+@dataclasses.dataclass(frozen=True)
+class Sums:
+    """Sums of groups of columns: one for each image and group, of `width` numbers that are beside each other in memory.
+
+    Attributes:
+        period: rows of an image.
+    """
+
+    dtype: np.dtype[Any]
+    period: int
+    groups: int
+    width: int
+
+
+Operand = Matrix | Joined | Table | Sums
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,7 +173,7 @@ def tiling_of(problem: FusedCast) -> Tiling | No:
     tiles = problem.columns // columns if reduces else 1
     if columns < _LEAST_COLUMNS or tiles > _MOST_TILES:
         return No(f"rows of {problem.columns} elements are no few tiles of a power of two")
-    periods = [table.period for table in problem.operands if isinstance(table, Table) and table.period > 1]
+    periods = [o.period for o in problem.operands if isinstance(o, (Table, Sums)) and o.period > 1]
     rows = math.gcd(problem.rows, *periods, 1 << 30)  # a power of two
     # 16 bytes of 8 elements are a load of a thread. Of a reduction all of a row is in registers.
     threads = 32 * warps
