@@ -113,17 +113,24 @@ def test_elsewhere_the_program_keeps_every_bit() -> None:
 
 
 def test_operands_of_a_norm() -> None:
-    """Of groups the kernel has the sums over pixels; where a row is normalized it makes its statistics itself."""
+    """Of groups the kernel has sums of a kernel in front of it; where a row is normalized it makes them itself."""
     problem = only("group norm and silu")
     image, *sums, gamma, beta, scale = sorted(problem.operands, key=lambda o: type(o).__name__)
     assert image == Matrix(np.dtype(BF16), 320)
-    assert sums == [Sums(np.dtype(F32), period=256, groups=32, width=10)] * 2
+    statistics = problem.statistics
+    assert statistics is not None
+    assert (statistics.period, statistics.width, statistics.images, statistics.groups) == (256, 10, 2, 32)
+    assert statistics.operands == (image,)
+    assert statistics.nodes == (Node("mul", (0, 0)),)
+    assert sorted(statistics.results) == [0, 1]
+    assert sums == [Sums(statistics, 0), Sums(statistics, 1)]
     assert gamma == beta == Table(np.dtype(F32), 320, period=0, pitch=320, columns=((1, 320, 1),))
     assert scale == Table(np.dtype(F32), 1)
     assert not problem.reduces
 
     problem = only("group norm of one image")
-    assert Sums(np.dtype(F32), period=512, groups=32, width=20) in problem.operands
+    assert problem.statistics is not None
+    assert (problem.statistics.period, problem.statistics.width) == (512, 20)
 
     problem = only("layer norm")
     assert [type(operand) for operand in problem.operands] == [Matrix, Table, Table, Table]
@@ -169,6 +176,18 @@ def test_what_xla_keeps() -> None:
     assert not fused(unsaturated, normal(ROWS))
     assert not fused(of_other_operations, normal(ROWS))
     assert not fused(norm_and_silu, normal((1, 2, 2, 320)))
+
+
+def test_one_result_of_many_is_read() -> None:
+    """A barrier makes several results, of which a cast reads one; another one is FP8, which no kernel reads."""
+
+    def twice(x: Array, other: Array) -> tuple[Array, Array]:
+        first = rms(x)
+        other, first = jax.lax.optimization_barrier((other, first))
+        return first, rms(other)
+
+    x = normal(ROWS)
+    assert len(fused(twice, x, x + 1)) == 2
 
 
 def test_only_by_default(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,7 @@ from xla_fp8.tracing.equations import (
     mentions_fp8,
     variables,
 )
-from xla_fp8.tracing.fused_casts import fused_casts, sums_by_group
+from xla_fp8.tracing.fused_casts import fused_casts
 from xla_fp8.tracing.inline import inline_calls, substituted
 from xla_fp8.tracing.quantizations import is_cast, quantizations
 
@@ -105,7 +105,6 @@ def _with_fused_casts(
     """
     if not any(map(is_cast, equations)):
         return equations
-    equations = [part for equation in equations for part in sums_by_group(equation)]
     flow = DataFlow(equations)
     seeds = _seeds(flow)
     taken = {i for group in _convex_groups(flow, _members(flow, seeds), seeds) for i in group}

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -21,7 +21,7 @@ import numpy as np
 
 from xla_fp8 import _jax_compat
 from xla_fp8.backends.fused_cast import problem as problems
-from xla_fp8.backends.fused_cast.problem import Constant, FusedCast, Joined, Matrix, Node, Operand, Sums, Table
+from xla_fp8.backends.fused_cast.problem import Constant, FusedCast, Joined, Matrix, Node, Statistics, Sums, Table
 from xla_fp8.tracing.data_flow import DataFlow
 from xla_fp8.tracing.equations import Equation, Jaxpr, is_literal, variables
 from xla_fp8.tracing.errors import RegionError
@@ -67,23 +67,6 @@ def fused_casts(flow: DataFlow, outvars: Sequence[Any], taken: set[int]) -> list
     return found
 
 
-def sums_by_group(equation: Equation) -> list[Equation]:
-    """A sum over pixels and the columns of each group as two, so that kernels can read that over pixels."""
-    axes = equation.params["axes"] if equation.primitive.name == "reduce_sum" else ()
-    [*_, result] = equation.outvars or [None]
-    rank = len(equation.invars[0].aval.shape) if axes else 0
-    if len(axes) < 2 or rank - 1 not in axes or rank - 2 in axes or not _is_float(result) or equation.effects:
-        return [equation]
-    [operand] = equation.invars
-    pixels = tuple(axis for axis in axes if axis != rank - 1)
-    kept = tuple(extent for i, extent in enumerate(operand.aval.shape) if i not in pixels)
-    between = _jax_compat.fresh_variable(result.aval.update(shape=kept))
-    return [
-        equation.replace(params={**equation.params, "axes": pixels}, outvars=[between]),
-        equation.replace(params={**equation.params, "axes": (len(kept) - 1,)}, invars=[between]),
-    ]
-
-
 class _Walk:
     """From a cast up to the tensors that are in memory anyway."""
 
@@ -94,8 +77,12 @@ class _Walk:
         self.shared: set[int] = set()
         self.pending: list[int] = []
         self.read: set[Any] = set()
+        # Results of equations that it is computed of, or reads.
+        self.wanted: set[Any] = set()
         # Those whose results are read as tables.
         self.tables: set[int] = set()
+        # Those that sums over the pixels of images are of.
+        self.summed: set[int] = set()
         self.spread: dict[int, Spread] = {cast: "all"}
         self.is_consistent = True
 
@@ -106,7 +93,7 @@ class _Walk:
             if index in self.absorbed:
                 continue
             if not self._is_computable(index):
-                self.read.update(self.flow.equations[index].outvars)
+                self.read.update(self.wanted.intersection(self.flow.equations[index].outvars))
                 continue
             self.absorbed.add(index)
             if self._is_read_outside(index):
@@ -116,13 +103,17 @@ class _Walk:
 
     def _need(self, index: int) -> None:
         equation = self.flow.equations[index]
+        is_summed = index in self.summed or _sums_groups(equation, self.spread[index])
         for atom, spread in _spreads(equation, self.spread[index], self.rows):
+            self.wanted.add(atom)
             producer = self.flow.producer.get(atom)
             if producer is None:
                 self.read.add(atom)
             elif spread in ("all", "row", "group") or (spread == "one" and _is_known(self.flow.equations[producer])):
                 self.is_consistent &= self.spread.setdefault(producer, spread) == spread
                 heapq.heappush(self.pending, -producer)
+                if is_summed:
+                    self.summed.add(producer)
             else:
                 self.tables.add(producer)
 
@@ -140,9 +131,11 @@ class _Walk:
             return True
         if not all(map(_is_operand, equation.invars)):
             return False
+        if index in self.summed and spread in ("row", "group"):  # statistics of statistics; XLA makes the inner ones
+            return False
         if name in problems.REDUCTIONS:
             if spread == "group":
-                return self.rows.have_groups_summed_by(equation)
+                return self.rows.groups_of_sum(equation) is not None and not self._is_read_outside(index)
             return spread == "row" and self.rows.are_reduced_by(equation)
         if name not in _RESHAPES and name != "broadcast_in_dim" and not _is_elementwise(equation):
             return False
@@ -205,11 +198,15 @@ class _Walk:
 def _spreads(equation: Equation, of: Spread, rows: Rows) -> list[tuple[Any, Spread | Table | None]]:
     """The operands that an equation is computed of, with how they are spread."""
     name = equation.primitive.name
-    if name in _VIEWS or (name in problems.REDUCTIONS and of == "group"):
+    if name in _VIEWS:
         return []  # of what is in memory
     if name in problems.REDUCTIONS:
         return [(equation.invars[0], "all")]
     return [(atom, rows.spread(atom, equation, of)) for atom in variables(equation.invars)]
+
+
+def _sums_groups(equation: Equation, of: Spread) -> bool:
+    return of == "group" and equation.primitive.name in problems.REDUCTIONS
 
 
 def _is_known(equation: Equation) -> bool:
@@ -250,57 +247,114 @@ def problem_of(jaxpr: Jaxpr) -> tuple[FusedCast, Sources] | None:
 
 
 class _Translation:
-    """Equations to nodes."""
+    """Equations to a problem."""
 
     def __init__(self, jaxpr: Jaxpr, rows: Rows) -> None:
         self.jaxpr, self.rows = jaxpr, rows
         self.inputs = {variable: i for i, variable in enumerate(jaxpr.invars)}
-        self.operands: dict[Any, tuple[Operand, Sources]] = {}
-        # Variables → the key of an operand, the index of a node, or a constant.
-        self.known: dict[Any, Any] = {}
-        self.nodes: list[tuple[str, list[Any], int]] = []
         self.spread: dict[Any, Any] = {jaxpr.outvars[0]: "all"}
         # Where a number for each group is, those tables that all elements read.
         self.groups: set[Table] = set()
         for equation in reversed(jaxpr.eqns):
-            of = self._spread_of(equation)
+            of = self.spread_of(equation)
             for atom, spread in _spreads(equation, of, rows):
                 self.spread[atom] = spread
                 if spread == "group" and of == "all" and (table := rows.table_of(atom, equation)) is not None:
                     self.groups.add(table)
 
-    def _spread_of(self, equation: Equation) -> Spread:
+    def spread_of(self, equation: Equation) -> Spread:
         return next((self.spread[variable] for variable in equation.outvars if variable in self.spread), "one")
 
     def problem(self) -> tuple[FusedCast, Sources] | None:
-        *body, cast = self.jaxpr.eqns
-        if len(self.groups) > 1:
+        cast = self.jaxpr.eqns[-1]
+        sums = [e for e in self.jaxpr.eqns if _sums_groups(e, self.spread_of(e))]
+        made, found = [e.outvars[0] for e in sums], self._statistics(sums)
+        if len(self.groups) > 1 or (sums and found is None):
             return None
-        for equation in body:
-            self._add(equation)
+        statistics, sources = found or (None, ())
+        program = _Program(self)
+        if statistics is not None:
+            for number, variable in enumerate(made):
+                program.read(variable, Sums(statistics, number))
+        program.add_all(self._computing([cast.invars[0]], made))
         dtype = np.dtype(cast.outvars[0].aval.dtype)
-        result = self.known.get(cast.invars[0])
-        if not isinstance(result, int) or not self._saturates(result, float(jnp.finfo(dtype).max)):  # type: ignore[no-untyped-call]
+        result = program.known.get(cast.invars[0])
+        if not isinstance(result, int) or not program.saturates(result, float(jnp.finfo(dtype).max)):  # type: ignore[no-untyped-call]
             return None
-        place = {key: i for i, key in enumerate(self.operands)}
-
-        def position(value: Any) -> int | Constant:
-            if isinstance(value, Constant):
-                return value
-            return len(place) + value if isinstance(value, int) else place[value]
-
-        found = FusedCast(
+        problem = FusedCast(
             self.rows.count,
             self.rows.columns,
             dtype,
-            tuple(operand for operand, _ in self.operands.values()),
-            tuple(Node(op, tuple(map(position, operands)), exponent) for op, operands, exponent in self.nodes),
-            len(place) + result,
+            program.operands,
+            program.numbered_nodes,
+            program.position(result),
         )
-        sources = tuple(source for _, sources in self.operands.values() for source in sources)
-        return (found, sources) if problems.supports(found).ok else None
+        return (problem, sources + program.sources) if problems.supports(problem).ok else None
 
-    def _saturates(self, result: int, largest: float) -> bool:
+    def _statistics(self, sums: Sequence[Equation]) -> tuple[Statistics, Sources] | None:
+        """Of sums of the same groups, which are those that are read."""
+        groups = {self.rows.groups_of_sum(equation) for equation in sums}
+        if len(groups) != 1 or len(self.groups) != 1:
+            return None
+        [found], [table] = groups, self.groups
+        [(width, _, _)] = table.columns
+        if found is None or (found.width, found.period) != (width, table.period or self.rows.count):
+            return None
+        summed = [equation.invars[0] for equation in sums]
+        program = _Program(self)
+        program.add_all(self._computing(summed, ()))
+        results = [program.value(atom, equation) for atom, equation in zip(summed, sums, strict=True)]
+        statistics = Statistics(
+            self.rows.count,
+            self.rows.columns,
+            found.period,
+            found.width,
+            program.operands,
+            program.numbered_nodes,
+            tuple(map(program.position, results)),
+        )
+        return statistics, program.sources
+
+    def _computing(self, results: Iterable[Any], known: Iterable[Any]) -> list[Equation]:
+        """The equations that compute results of inputs and of what is known."""
+        wanted, found, given = set(variables(results)), [], set(known)
+        for equation in reversed(self.jaxpr.eqns):
+            if not (wanted - given).isdisjoint(equation.outvars):
+                found.append(equation)
+                wanted.update(variables(equation.invars))
+        return found[::-1]
+
+
+class _Program:
+    """Equations to operands and nodes."""
+
+    def __init__(self, translation: _Translation) -> None:
+        self.translation, self.rows = translation, translation.rows
+        self._operands: dict[Any, tuple[Any, Sources]] = {}
+        # Variables → the key of an operand, the index of a node, or a constant.
+        self.known: dict[Any, Any] = {}
+        self.nodes: list[tuple[str, list[Any], int]] = []
+
+    @property
+    def operands(self) -> tuple[Any, ...]:
+        return tuple(operand for operand, _ in self._operands.values())
+
+    @property
+    def sources(self) -> Sources:
+        return tuple(source for _, sources in self._operands.values() for source in sources)
+
+    @property
+    def numbered_nodes(self) -> tuple[Node, ...]:
+        return tuple(
+            Node(op, tuple(o if isinstance(o, Constant) else self.position(o) for o in operands), exponent)
+            for op, operands, exponent in self.nodes
+        )
+
+    def position(self, value: Any) -> int:
+        """Of a value among operands and nodes."""
+        return len(self._operands) + value if isinstance(value, int) else list(self._operands).index(value)
+
+    def saturates(self, result: int, largest: float) -> bool:
         """Whether a node is clamped to what the FP8 type holds. A clamp to all of that is left to the cast."""
         bounds: dict[str, float] = {}
         value: Any = result
@@ -313,6 +367,15 @@ class _Translation:
             self.nodes[result] = ("copy", [value], 1)
         return True
 
+    def add_all(self, equations: Iterable[Equation]) -> None:
+        for equation in equations:
+            self._add(equation)
+
+    def read(self, variable: Any, sums: Sums) -> None:
+        """Lets a variable be one of the sums that are there."""
+        self.known[variable] = key = (variable, sums)
+        self._operands[key] = sums, ()
+
     def _add(self, equation: Equation) -> None:
         name = equation.primitive.name
         if name in ("split", "slice"):
@@ -323,20 +386,14 @@ class _Translation:
                 self.known[variable] = self._operand(tensor, matrix, (self.rows.count, width))
             return
         [result] = equation.outvars
-        if name in problems.REDUCTIONS and self._spread_of(equation) == "group":
-            [numbers] = equation.invars
-            *_, groups, width = numbers.aval.shape
-            size = element_count(numbers)
-            sums = Sums(numbers.aval.dtype, self.rows.count * groups * width // size, groups, width)
-            self.known[result] = self._operand(numbers, sums, (size,))
-            return
         if name == "concatenate":
             joined = Joined(tuple(Matrix(atom.aval.dtype, atom.aval.shape[-1]) for atom in equation.invars))
-            sources = tuple((self.inputs[atom], (self.rows.count, atom.aval.shape[-1])) for atom in equation.invars)
+            shapes = [(self.rows.count, part.width) for part in joined.parts]
+            inputs = [self.translation.inputs[atom] for atom in equation.invars]
             self.known[result] = key = (result, joined)
-            self.operands[key] = joined, sources
+            self._operands[key] = joined, tuple(zip(inputs, shapes, strict=True))
             return
-        operands = [self._value(atom, equation) for atom in equation.invars]
+        operands = [self.value(atom, equation) for atom in equation.invars]
         if name in ("convert_element_type", "broadcast_in_dim") or name in _RESHAPES:
             self.known[result] = operands[0]
         elif name == "neg" and isinstance(operands[0], Constant):
@@ -345,7 +402,7 @@ class _Translation:
             self.known[result] = len(self.nodes)
             self.nodes.append((name, operands, equation.params["y"] if name == "integer_pow" else 1))
 
-    def _value(self, atom: Any, equation: Equation) -> Any:
+    def value(self, atom: Any, equation: Equation) -> Any:
         if is_literal(atom):
             return Constant(float(atom.val))
         if atom in self.known:
@@ -360,16 +417,16 @@ class _Translation:
         dtype = np.dtype(np.float32)
         if element_count(atom) == 1:
             return Table(dtype, 1)
-        spread = self._spread_of(equation)
+        spread = self.translation.spread_of(equation)
         if spread == "row":
             return Table(dtype, self.rows.count, 1)
-        [found] = self.groups if spread == "group" else [self.rows.table_of(atom, equation)]
+        [found] = self.translation.groups if spread == "group" else [self.rows.table_of(atom, equation)]
         assert found is not None, "such an equation is not computed"
         return found
 
-    def _operand(self, atom: Any, operand: Matrix | Table | Sums, shape: tuple[int, ...]) -> Any:
+    def _operand(self, atom: Any, operand: Matrix | Table, shape: tuple[int, ...]) -> Any:
         key = (atom, operand)
-        self.operands.setdefault(key, (operand, ((self.inputs[atom], shape),)))
+        self._operands.setdefault(key, (operand, ((self.translation.inputs[atom], shape),)))
         return key
 
 

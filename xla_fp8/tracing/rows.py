@@ -17,6 +17,14 @@ Spread = Literal["all", "row", "group", "one"]
 
 
 @dataclasses.dataclass(frozen=True)
+class Groups:
+    """Groups of `width` neighbouring columns in images of `period` rows."""
+
+    period: int
+    width: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Rows:
     """Rows in memory, one after the other. A value of another shape with as many elements is the same rows.
 
@@ -53,17 +61,20 @@ class Rows:
         reduced = {i for i in equation.params["axes"] if shape[i] > 1}
         return reduced == {i for i in range(leading, len(shape)) if shape[i] > 1}
 
-    def have_groups_summed_by(self, equation: Equation) -> bool:
-        """Whether an equation adds up groups of neighbouring columns: [images, groups, width] → [images, groups]."""
+    def groups_of_sum(self, equation: Equation) -> Groups | None:
+        """The groups whose columns an equation adds up, over the rows of each image; None where it adds up others."""
         [operand] = equation.invars
         shape = operand.aval.shape
-        if (
-            equation.primitive.name != "reduce_sum"
-            or len(shape) < 2
-            or tuple(equation.params["axes"]) != (len(shape) - 1,)
-        ):
-            return False
-        return bool(math.prod(shape[-2:]) == self.columns and self.count % math.prod(shape[:-2]) == 0)
+        leading = self._leading(shape) if self.hold(operand) else None
+        if equation.primitive.name != "reduce_sum" or leading is None:
+            return None
+        summed = [i for i in equation.params["axes"] if shape[i] > 1]
+        within = min((i for i in summed if i >= leading), default=len(shape))
+        images = min((i for i in summed if i < leading), default=leading)
+        if any(shape[i] > 1 and i not in summed for i in (*range(images, leading), *range(within, len(shape)))):
+            return None
+        period, width = math.prod(shape[images:leading]), math.prod(shape[within:])
+        return Groups(period, width) if period > 1 and 1 < width < self.columns else None
 
     def spread(self, atom: Any, equation: Equation, of: Spread) -> Spread | Table | None:
         """How an operand of an equation is spread over its result, which is spread as `of` says; None where it cannot

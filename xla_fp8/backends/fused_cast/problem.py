@@ -1,6 +1,7 @@
 """What a fused cast computes: a program on the rows of a matrix, whose last value is written as FP8.
 
-    operands   matrices in memory, and tables of fewer numbers: by column, by image, by row, or one
+    operands   matrices in memory, tables of fewer numbers (by column, by image, by row, or one), and sums of groups of
+               columns of each image, which a kernel in front of the cast's makes in parts: its statistics
     nodes      elementwise operations, and sums or maxima over a row
     result     float8[rows, columns], saturated
 
@@ -44,6 +45,9 @@ REDUCTIONS = frozenset({"reduce_max", "reduce_min", "reduce_sum"})
 
 _LEAST_COLUMNS = 32
 _MOST_TILES = 32
+_MOST_TILES_IN_FLIGHT = 8
+_MOST_PARTS = 32
+_MULTIPROCESSORS = 132
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,23 +98,6 @@ class Table:
 
 
 @dataclasses.dataclass(frozen=True)
-class Sums:
-    """Sums of groups of columns: one for each image and group, of `width` numbers that are beside each other in memory.
-
-    Attributes:
-        period: rows of an image.
-    """
-
-    dtype: np.dtype[Any]
-    period: int
-    groups: int
-    width: int
-
-
-Operand = Matrix | Joined | Table | Sums
-
-
-@dataclasses.dataclass(frozen=True)
 class Constant:
     """A number of the program's."""
 
@@ -129,6 +116,50 @@ class Node:
     op: str
     operands: tuple[int | Constant, ...]
     exponent: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Statistics:
+    """Sums over the rows of each image and the columns of each group.
+
+    Attributes:
+        period: rows of an image.
+        width: columns of a group.
+        nodes: elementwise.
+        results: the positions of the values that are added up.
+    """
+
+    rows: int
+    columns: int
+    period: int
+    width: int
+    operands: tuple[Matrix | Joined | Table, ...]
+    nodes: tuple[Node, ...]
+    results: tuple[int, ...]
+
+    @property
+    def images(self) -> int:
+        return self.rows // self.period
+
+    @property
+    def groups(self) -> int:
+        return self.columns // self.width
+
+    @property
+    def array_count(self) -> int:
+        """Of the arrays in memory that the operands are of."""
+        return sum(len(operand.parts) if isinstance(operand, Joined) else 1 for operand in self.operands)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sums:
+    """One of the sums of statistics, for each image and group."""
+
+    statistics: Statistics
+    number: int
+
+
+Operand = Matrix | Joined | Table | Sums
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,6 +182,11 @@ class FusedCast:
         """Whether a program needs whole rows."""
         return any(node.op in REDUCTIONS for node in self.nodes)
 
+    @property
+    def statistics(self) -> Statistics | None:
+        """What a kernel makes first; one at most."""
+        return next((operand.statistics for operand in self.operands if isinstance(operand, Sums)), None)
+
 
 @dataclasses.dataclass(frozen=True)
 class Tiling:
@@ -168,13 +204,11 @@ def tiling_of(problem: FusedCast) -> Tiling | No:
     # Where a table of a tile has fewer numbers than the program threads, Triton loads it as the tile needs it; else it
     # goes through shared memory, behind a barrier.
     warps, most_columns = (8, 128) if reduces else (4, 64)
-    parts = [part.width for operand in problem.operands if isinstance(operand, Joined) for part in operand.parts]
-    columns = math.gcd(problem.columns, most_columns, *parts)
+    columns = math.gcd(problem.columns, most_columns, *_widths_of_parts(problem))
     tiles = problem.columns // columns if reduces else 1
     if columns < _LEAST_COLUMNS or tiles > _MOST_TILES:
         return No(f"rows of {problem.columns} elements are no few tiles of a power of two")
-    periods = [o.period for o in problem.operands if isinstance(o, (Table, Sums)) and o.period > 1]
-    rows = math.gcd(problem.rows, *periods, 1 << 30)  # a power of two
+    rows = math.gcd(problem.rows, *_periods(problem), 1 << 30)  # a power of two
     # 16 bytes of 8 elements are a load of a thread. Of a reduction all of a row is in registers.
     threads = 32 * warps
     while rows * columns > 32 * threads // (4 if reduces else 1) or rows * columns * tiles > 80 * threads:
@@ -187,7 +221,66 @@ def tiling_of(problem: FusedCast) -> Tiling | No:
     return Tiling(rows, columns, tiles, warps)
 
 
+def _widths_of_parts(problem: FusedCast | Statistics) -> list[int]:
+    return [part.width for operand in problem.operands if isinstance(operand, Joined) for part in operand.parts]
+
+
+def _periods(problem: FusedCast) -> list[int]:
+    tables = [operand.period for operand in problem.operands if isinstance(operand, Table) and operand.period > 1]
+    return tables if problem.statistics is None else [*tables, problem.statistics.period]
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """How statistics are cut into programs, each of some columns and a part of the rows of an image.
+
+    Attributes:
+        rows, columns: of a tile.
+        tiles: below each other, whose loads a program starts together.
+        steps: how often it does that.
+        count: of the parts of an image's rows.
+        warps: of a program, a thread of which loads 16 bytes of a tile.
+    """
+
+    rows: int
+    columns: int
+    tiles: int
+    steps: int
+    count: int
+    warps: int
+
+
+def parts_of(statistics: Statistics) -> Parts | No:
+    """How statistics are cut, or why they are not.
+
+    Few columns make many programs of few parts: the cast's programs have to add those up.
+    """
+    columns = math.gcd(statistics.columns, _LEAST_COLUMNS, *_widths_of_parts(statistics))
+    rows = math.gcd(statistics.period, 64)
+    warps = rows * columns // 256
+    if columns < _LEAST_COLUMNS or not warps:
+        return No(f"images of {statistics.period} rows of {statistics.columns} elements are no tiles")
+    left = statistics.period // rows
+    programs = left * statistics.images * statistics.columns // columns
+    tiles = math.gcd(left, _MOST_TILES_IN_FLIGHT)
+    while tiles > 1 and programs // tiles < _MULTIPROCESSORS:
+        tiles //= 2
+    left //= tiles
+    steps = next(d for d in range(1, left + 1) if left % d == 0 and left // d <= _MOST_PARTS)
+    return Parts(rows, columns, tiles, steps, left // steps, warps)
+
+
+def most_spanned(size: int, by: int) -> int:
+    """In how many intervals of `size` an interval of `by` can be; both begin at multiples of their sizes."""
+    if by % size == 0:
+        return by // size
+    return 1 if size % by == 0 else (by + size - 2) // size + 1
+
+
 def supports(problem: FusedCast) -> Verdict:
     """Whether there is a kernel."""
-    found = tiling_of(problem)
-    return found if isinstance(found, No) else Yes()
+    statistics = problem.statistics
+    for found in (tiling_of(problem), parts_of(statistics) if statistics is not None else None):
+        if isinstance(found, No):
+            return found
+    return Yes()

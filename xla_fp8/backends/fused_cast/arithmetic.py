@@ -1,0 +1,153 @@
+"""The arithmetic of a program, node by node, on lists of tiles.
+
+Exponentials and reciprocals are the device's approximate ones (2 ulp in f32), and so is tanh (2^-11); XLA spends
+several instructions around each for numbers that FP8 cannot tell apart.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental.pallas import triton
+
+from xla_fp8.backends.fused_cast.problem import Constant, Node
+
+Tiles = list[Any]
+"""A value of a program: [R,B] for each tile, or [1,B] where rows are alike; one [R,1] or number where tiles are."""
+
+
+class Groups(Tiles):
+    """A number for each group that columns of a tile belong to, the first group at [0,0]: [G,1] for each tile."""
+
+
+Functions = Mapping[str, Callable[..., jax.Array]]
+
+
+def operands_of(node: Node, values: Sequence[Tiles]) -> list[Tiles]:
+    """What a node reads, of the values so far."""
+    return [[jnp.float32(o.value)] if isinstance(o, Constant) else values[o] for o in node.operands]
+
+
+def computed(node: Node, operands: Sequence[Tiles], interpret: bool) -> Tiles:
+    """What a node computes, exactly where it is interpreted."""
+    functions = {**_EXACT, **({} if interpret else _APPROXIMATE)}
+    if node.op in _REDUCED:
+        within, join = _REDUCED[node.op]
+        return [functools.reduce(join, (within(tile, axis=1, keepdims=True) for tile in operands[0]))]
+    if node.op == "div" and _are_few(operands[1]):  # as graphs divide: by a reciprocal that is made once
+        return _each(functions["mul"], [operands[0], [jnp.float32(1) / tile for tile in operands[1]]])
+    if node.op == "integer_pow":
+        return _each(functools.partial(lax.integer_pow, y=node.exponent), operands)
+    return _each(functions[node.op], operands)
+
+
+def _each(function: Callable[..., jax.Array], operands: Sequence[Tiles]) -> Tiles:
+    count = max(map(len, operands))
+    spread = [tiles * count if len(tiles) == 1 else tiles for tiles in operands]
+    return [function(*tiles) for tiles in zip(*spread, strict=True)]
+
+
+def _are_few(tiles: Tiles) -> bool:
+    """Whether a value is of fewer numbers than a program has elements."""
+    return tiles[0].ndim < 2 or 1 in tiles[0].shape
+
+
+def _with_nan(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """A minimum or maximum that keeps NaN, which Triton's drop."""
+
+    def kept(x: jax.Array, y: jax.Array) -> jax.Array:
+        return jnp.where(x != x, x, jnp.where(y != y, y, function(x, y)))
+
+    return kept
+
+
+_minimum, _maximum = _with_nan(jnp.minimum), _with_nan(jnp.maximum)
+
+
+def _select(which: jax.Array, no: jax.Array, yes: jax.Array) -> jax.Array:
+    return jnp.where(which, yes, no)
+
+
+_EXACT: Functions = {
+    "abs": jnp.abs,
+    "add": jnp.add,
+    "add_any": jnp.add,
+    "clamp": lambda least, x, most: _minimum(_maximum(x, least), most),
+    "copy": lambda x: x,
+    "div": jnp.divide,
+    "eq": jnp.equal,
+    "erf": lax.erf,
+    "erfc": lambda x: 1 - lax.erf(x),
+    "exp": jnp.exp,
+    "exp2": jnp.exp2,
+    "ge": jnp.greater_equal,
+    "gt": jnp.greater,
+    "le": jnp.less_equal,
+    "logistic": jax.nn.sigmoid,
+    "lt": jnp.less,
+    "max": _maximum,
+    "min": _minimum,
+    "mul": jnp.multiply,
+    "ne": jnp.not_equal,
+    "neg": jnp.negative,
+    "rsqrt": lax.rsqrt,
+    "select_n": _select,
+    "sqrt": jnp.sqrt,
+    "square": jnp.square,
+    "stop_gradient": lambda x: x,
+    "sub": jnp.subtract,
+    "tanh": jnp.tanh,
+}
+
+_REDUCED: dict[str, tuple[Callable[..., jax.Array], Callable[..., jax.Array]]] = {
+    "reduce_max": (jnp.max, _maximum),
+    "reduce_min": (jnp.min, _minimum),
+    "reduce_sum": (jnp.sum, jnp.add),
+}
+
+
+def _instruction(text: str) -> Callable[[jax.Array], jax.Array]:
+    """A PTX instruction of one f32 operand."""
+
+    def function(x: jax.Array) -> jax.Array:
+        (result,) = triton.elementwise_inline_asm(
+            f"{text} $0, $1;",
+            args=[x],
+            constraints="=r,r",
+            pack=1,
+            result_shape_dtypes=[jax.ShapeDtypeStruct(x.shape, jnp.float32)],  # type: ignore[no-untyped-call]
+        )
+        return result
+
+    return function
+
+
+def _erfc(x: jax.Array) -> jax.Array:
+    """Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26: 1.5e-7 off at most."""
+    t = _reciprocal(1 + np.float32(0.3275911) * jnp.abs(x))
+    polynomial = np.float32(1.061405429) * t
+    for coefficient in (-1.453152027, 1.421413741, -0.284496736):
+        polynomial = (polynomial + np.float32(coefficient)) * t
+    polynomial += np.float32(0.254829592)
+    positive = polynomial * t * _exp2(x * x * -_LOG2_E)
+    return jnp.where(x < 0, 2 - positive, positive)
+
+
+_exp2, _reciprocal = _instruction("ex2.approx.ftz.f32"), _instruction("rcp.approx.ftz.f32")
+_LOG2_E = np.float32(1.4426950408889634)
+
+_APPROXIMATE: Functions = {
+    "div": lambda x, y: x * _reciprocal(y),
+    "erf": lambda x: 1 - _erfc(x),
+    "erfc": _erfc,
+    "exp": lambda x: _exp2(x * _LOG2_E),
+    "exp2": _exp2,
+    "logistic": lambda x: _reciprocal(1 + _exp2(x * -_LOG2_E)),
+    "tanh": triton.approx_tanh,
+}

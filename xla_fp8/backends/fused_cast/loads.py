@@ -1,0 +1,88 @@
+"""Tiles of matrices and of tables, as f32."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton
+
+from xla_fp8.backends.depthwise.instructions import to_f32
+from xla_fp8.backends.fused_cast.arithmetic import Tiles
+from xla_fp8.backends.fused_cast.problem import Joined, Matrix, Table
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where the tiles of a program are: beside each other in some rows, or below each other in some columns.
+
+    Attributes:
+        rows, columns: the first ones of each tile, of which one is that of all. They are of one image.
+        height, width: of a tile.
+    """
+
+    rows: tuple[Any, ...]
+    columns: tuple[Any, ...]
+    height: int
+    width: int
+    interpret: bool
+
+    @property
+    def tiles(self) -> list[tuple[Any, Any]]:
+        return [(row, column) for row in self.rows for column in self.columns]
+
+
+def loaded(operand: Matrix | Joined | Table, refs: Iterator[Any], place: Place) -> Tiles:
+    """An operand; `refs` goes on behind those of its arrays."""
+    if isinstance(operand, Table):
+        return _table(operand, next(refs), place)
+    if isinstance(operand, Matrix):
+        ref = next(refs)
+        return [_tile(ref, row, operand.first + column, place) for row, column in place.tiles]
+    parts = [(next(refs), part.width) for part in operand.parts]
+    return [_tile_of(parts, row, column, place) for row, column in place.tiles]
+
+
+def _tile(ref: Any, row: Any, column: Any, place: Place) -> jax.Array:
+    tile: jax.Array = triton.load(ref.at[pl.ds(row, place.height), pl.ds(column, place.width)])
+    return to_f32(tile, interpret=place.interpret)
+
+
+def _tile_of(parts: Sequence[tuple[Any, int]], row: Any, column: Any, place: Place) -> jax.Array:
+    """A tile of matrices beside each other; it lies within one of them."""
+    (ref, width), *others = parts
+    if not others:
+        return _tile(ref, row, column, place)
+    tile: jax.Array = lax.cond(
+        column < width,
+        lambda: _tile(ref, row, column, place),
+        lambda: _tile_of(others, row, column - width, place),
+    )
+    return tile
+
+
+def _table(operand: Table, ref: Any, place: Place) -> Tiles:
+    if operand.period == 1:
+        of_rows = [triton.load(ref.at[pl.ds(row, place.height)]).astype(jnp.float32)[:, None] for row in place.rows]
+        return of_rows if len(of_rows) == 1 else of_rows * len(place.columns)
+    start = lax.div(place.rows[0], operand.period) * operand.pitch if operand.period else jnp.int32(0)
+    if not operand.columns:
+        return [triton.load(ref.at[start]).astype(jnp.float32)]
+    places = [ref.at[_places(operand, start, column, place.width)] for column in place.columns]
+    return [triton.load(at).astype(jnp.float32)[None, :] for at in places]
+
+
+def _places(operand: Table, start: Any, column: Any, size: int) -> Any:
+    """Where in a table the numbers of `size` columns from `column` are."""
+    if operand.is_by_column:
+        return pl.ds(start + column, size)
+    at = column + lax.iota(jnp.int32, size)
+    places = jnp.full((size,), start, jnp.int32)
+    for stride, extent, step in operand.columns:
+        places += lax.rem(lax.div(at, jnp.int32(stride)), jnp.int32(extent)) * jnp.int32(step)
+    return places

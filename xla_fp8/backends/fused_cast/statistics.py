@@ -1,0 +1,133 @@
+"""The kernel of statistics, and how the cast's kernel adds up what it made.
+
+A program adds up some columns of a part of an image's rows, and then those of each group. It writes a number for each
+group that it has columns of, which may be a piece of the group's:
+
+    f32[sum, image, part, program across, slot]
+
+There are so few of these that each program of the cast adds up those of its own groups. Nothing depends on the order in
+which programs run.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton
+
+from xla_fp8.backends.fused_cast.arithmetic import Groups, Tiles, computed, operands_of
+from xla_fp8.backends.fused_cast.loads import Place, loaded
+from xla_fp8.backends.fused_cast.problem import Parts, Statistics, Sums, most_spanned, parts_of
+from xla_fp8.backends.protocol import No
+
+NAME = "fused_cast_statistics"
+
+
+def run(statistics: Statistics, operands: Sequence[jax.Array], interpret: bool = False) -> jax.Array:
+    """The sums, in parts, as the cast's kernel reads them. Operands are as for that one.
+
+    Raises:
+        ValueError: `parts_of` says why there is no kernel.
+    """
+    parts = parts_of(statistics)
+    if isinstance(parts, No):
+        raise ValueError(parts.reason)
+    programs, slots = _programs(statistics, parts), _slots(statistics, parts)
+    everywhere = pl.BlockSpec(memory_space=pl.ANY)
+    result: jax.Array = pl.pallas_call(
+        functools.partial(_kernel, statistics, parts, interpret),
+        out_shape=jax.ShapeDtypeStruct(  # type: ignore[no-untyped-call]
+            (len(statistics.results) * programs * slots,),
+            np.dtype(np.float32),
+            manual_axis_type=jax.typeof(operands[0]).manual_axis_type,
+        ),
+        grid=(programs,),
+        in_specs=[everywhere] * len(operands),
+        out_specs=everywhere,
+        compiler_params=triton.CompilerParams(num_warps=parts.warps, num_stages=1),
+        interpret=interpret,
+        name=NAME,
+    )(*operands)
+    return result
+
+
+def _across(statistics: Statistics, parts: Parts) -> int:
+    return statistics.columns // parts.columns
+
+
+def _programs(statistics: Statistics, parts: Parts) -> int:
+    return statistics.images * parts.count * _across(statistics, parts)
+
+
+def _slots(statistics: Statistics, parts: Parts) -> int:
+    return _power_of_two(most_spanned(statistics.width, parts.columns))
+
+
+def _power_of_two(least: int) -> int:
+    return 1 << (least - 1).bit_length()
+
+
+def _kernel(statistics: Statistics, parts: Parts, interpret: bool, *refs: Any) -> None:
+    program, across = pl.program_id(0), _across(statistics, parts)
+    column = lax.rem(program, across) * parts.columns
+    height = parts.rows * parts.tiles
+    first = lax.div(program, across) * (height * parts.steps)
+
+    def added(step: Any, sums: Sequence[jax.Array]) -> list[jax.Array]:
+        rows = tuple(first + step * height + i * parts.rows for i in range(parts.tiles))
+        place = Place(rows, (column,), parts.rows, parts.columns, interpret)
+        rest = iter(refs)
+        values: list[Tiles] = [loaded(operand, rest, place) for operand in statistics.operands]
+        for node in statistics.nodes:
+            values.append(computed(node, operands_of(node, values), interpret))
+        tiles = [values[result] for result in statistics.results]
+        return [functools.reduce(jnp.add, some, total) for total, some in zip(sums, tiles, strict=True)]
+
+    zeros = [jnp.zeros((parts.rows, parts.columns), jnp.float32) for _ in statistics.results]
+    sums = added(0, zeros) if parts.steps == 1 else lax.fori_loop(0, parts.steps, added, zeros)
+    slots = _slots(statistics, parts)
+    is_own = _group(statistics, column, slots, parts.columns) == lax.broadcasted_iota(
+        jnp.int32, (slots, parts.columns), 0
+    )
+    for number, total in enumerate(sums):
+        by_group = jnp.sum(jnp.where(is_own, jnp.sum(total, axis=0)[None, :], 0), axis=1)
+        at = (number * _programs(statistics, parts) + program) * slots
+        triton.store(refs[-1].at[pl.ds(at, slots)], by_group)
+
+
+def _group(statistics: Statistics, column: Any, slots: int, columns: int) -> jax.Array:
+    """To which group of those of a program each column belongs."""
+    own = column + lax.broadcasted_iota(jnp.int32, (slots, columns), 1)
+    return lax.div(own, statistics.width) - lax.div(column, statistics.width)
+
+
+def summed(operand: Sums, ref: Any, place: Place) -> Groups:
+    """Sums of the groups to which columns of the cast's tiles belong."""
+    statistics = operand.statistics
+    parts = parts_of(statistics)
+    assert isinstance(parts, Parts), "an unsupported problem is not run"
+    across, width = _across(statistics, parts), statistics.width
+    pieces = most_spanned(parts.columns, width)
+    shape = (_power_of_two(most_spanned(width, place.width)), _power_of_two(pieces * parts.count))
+    number = lax.broadcasted_iota(jnp.int32, shape, 1)
+    image = operand.number * statistics.images + lax.div(place.rows[0], statistics.period)
+    part = image * parts.count + lax.rem(number, parts.count)
+    found = Groups()
+    for column in place.columns:
+        group = lax.div(column, width) + lax.broadcasted_iota(jnp.int32, shape, 0)
+        tile = lax.div(group * width, parts.columns) + lax.div(number, parts.count)
+        slot = group - lax.div(tile * parts.columns, width)
+        is_there = (
+            (group < statistics.groups) & (number < pieces * parts.count) & (tile * parts.columns < (group + 1) * width)
+        )
+        at = (part * across + tile) * _slots(statistics, parts) + slot
+        numbers = triton.load(ref.at[jnp.where(is_there, at, 0)], mask=is_there, other=0.0)
+        found.append(jnp.sum(numbers, axis=1, keepdims=True))
+    return found
