@@ -38,7 +38,7 @@ class Config:
 
 # (columns, per_thread, warps, steps); of columns as many as divide those of dy. A thread has R * S * per_thread sums in
 # registers, of which it has 255 at most, and 128 where 16 warps are to run at once.
-_LARGE_WINDOWS = [(4, 1, 4, 7), (4, 1, 4, 2), (2, 2, 4, 7), (7, 1, 4, 2), (2, 1, 4, 7), (2, 2, 2, 2)]
+_LARGE_WINDOWS = [(4, 1, 4, 2), (7, 1, 4, 2), (4, 1, 4, 7), (2, 2, 2, 2)]
 _SMALL_WINDOWS = [(4, 2, 4, 3), (4, 4, 4, 3), (2, 4, 4, 3), (8, 2, 4, 1), (4, 2, 8, 1), (8, 1, 4, 3)]
 _SMALL_WINDOW = 16
 """Taps: with so few, loads take longer than products."""
@@ -67,10 +67,15 @@ _MOST_PARTIAL_BYTES = 8 * 2**20
 
 
 def configs(problem: Problem) -> list[Config]:
-    """Ways to cut a problem that `problem.supports`, the one first that is most likely the fastest; never empty."""
+    """Ways to cut a problem that `problem.supports`, the one first that is most likely the fastest; never empty.
+
+    The first for a window of 7x7 was the fastest of eight, or within noise of it (docs/benchmarks.md).
+    """
     columns = problem.output_shape[2]
     small = math.prod(problem.window) <= _SMALL_WINDOW
     wanted = _SMALL_WINDOWS if small else _LARGE_WINDOWS
+    if not small and columns % 4 and columns % 7 == 0:  # 4 would be 2 or 1, which load more for each product
+        wanted = [wanted[1], wanted[0], *wanted[2:]]
     if columns <= _WHOLE_ROW:
         wanted = [(columns, 1, 4, 7), (columns, 2, 4, 2), (columns, 1, 2, 7), *wanted]
     fitting = (_fitted(problem, *sizes) for sizes in [*wanted, (1, 1, 4, 1)])
