@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import heapq
 from collections.abc import Callable, Iterable, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -37,6 +38,9 @@ _VIEWS = frozenset({"concatenate", "slice", "split"})
 
 _LEAST_ARITHMETIC = 5
 """Operations on every element, scale and clamp among them; with fewer XLA's kernel is as fast. A norm has 6."""
+
+_TIGHTER = MappingProxyType({"max": max, "min": min})
+"""Of two bounds, by the operation that clamps to them."""
 
 _LEAST_SIZE = 2**16
 _NARROW = (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16))
@@ -123,6 +127,8 @@ class _Walk:
         name = equation.primitive.name
         if equation.effects or _jax_compat.has_own_context(equation) or not _is_operand(equation.outvars[0]):
             return False
+        if len(equation.outvars) > 1 and name != "split":  # a custom_jvp_call
+            return False
         if name in ("split", "slice"):
             return equation.invars[0].aval.dtype in _NARROW and bool(columns_of(equation, self.rows))
         if name == "concatenate":
@@ -138,6 +144,8 @@ class _Walk:
                 return self.rows.groups_of_sum(equation) is not None and not self._is_read_outside(index)
             return spread == "row" and self.rows.are_reduced_by(equation)
         if name not in _RESHAPES and name != "broadcast_in_dim" and not _is_elementwise(equation):
+            return False
+        if name == "reshape" and equation.params["dimensions"] is not None:  # which transposes first
             return False
         is_placed = all(self.rows.spread(a, equation, spread) is not None for a in variables(equation.invars))
         return is_placed and not self._is_in_memory(index)
@@ -229,7 +237,10 @@ def _is_elementwise(equation: Equation) -> bool:
         return all(_is_elementwise(e) and _is_operand(e.outvars[0]) for e in inner)
     if name == "convert_element_type":
         return all(map(_is_float, (*equation.invars, *equation.outvars)))
-    return name in problems.ELEMENTWISE
+    if name == "select_n":
+        return len(equation.invars) == 3
+    is_of_floats = name in problems.COMPARISONS or all(map(_is_float, equation.invars))
+    return name in problems.ELEMENTWISE and is_of_floats
 
 
 # What they compute
@@ -360,7 +371,8 @@ class _Program:
         value: Any = result
         while isinstance(value, int) and len(bounds) < 2 and (clamped := _clamped(*self.nodes[value][:2])) is not None:
             value, found = clamped
-            bounds = found | bounds
+            for op, bound in found.items():
+                bounds[op] = _TIGHTER[op](bound, bounds.get(op, bound))
         if len(bounds) < 2 or max(map(abs, bounds.values())) > largest:
             return False
         if bounds == {"max": -largest, "min": largest}:
@@ -434,7 +446,7 @@ def _clamped(op: str, operands: Sequence[Any]) -> tuple[Any, dict[str, float]] |
     """What a node clamps, and to which constants, by the operation that clamps to each; None where it does not."""
     names = ("max", None, "min") if op == "clamp" else (op, op)
     clamped = [operand for operand in operands if not isinstance(operand, Constant)]
-    if op not in ("clamp", "max", "min") or len(clamped) != 1:
+    if op not in ("clamp", "max", "min") or len(clamped) != 1 or (op == "clamp" and clamped[0] is not operands[1]):
         return None
     pairs = zip(names, operands, strict=True)
     return clamped[0], {name: operand.value for name, operand in pairs if name and isinstance(operand, Constant)}

@@ -111,6 +111,8 @@ class Rows:
         for i in within:
             step //= shape[i]
             columns.append((math.prod(shape[i + 1 :]), shape[i], step))
+        if within and (times := math.prod(shape[leading : within[0]])) > 1:  # the numbers start again within a row
+            columns.insert(0, (self.columns // times, times, 0))
         period = self.count // math.prod(shape[:images]) if across else 0
         if period == 1 and within:
             return None

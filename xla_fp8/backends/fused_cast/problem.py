@@ -43,6 +43,8 @@ ELEMENTWISE = UNARY | BINARY | COMPARISONS | {"clamp", "select_n"}
 REDUCTIONS = frozenset({"reduce_max", "reduce_min", "reduce_sum"})
 """Operations of a node, as JAX names them."""
 
+_TYPES = ("float8_e4m3fn", "float8_e5m2")
+_LARGEST_SIZE = 2**31 - 2**20
 _LEAST_COLUMNS = 32
 _MOST_TILES = 32
 _MOST_TILES_IN_FLIGHT = 8
@@ -74,7 +76,8 @@ class Table:
 
     Attributes:
         period: rows in a row that read the same; 0 where all do.
-        columns: (stride, size, step) for each dimension of the table that lies within a row.
+        columns: (stride, size, step) for each dimension of the table that lies within a row; in front of them one of
+            step 0 where the numbers start again within a row.
         size: how many numbers there are.
     """
 
@@ -279,6 +282,10 @@ def most_spanned(size: int, by: int) -> int:
 
 def supports(problem: FusedCast) -> Verdict:
     """Whether there is a kernel."""
+    if problem.dtype.name not in _TYPES:
+        return No(f"{problem.dtype.name}; Triton converts to {' and '.join(_TYPES)} alone on a Hopper GPU")
+    if problem.rows * problem.columns > _LARGEST_SIZE:
+        return No(f"more than {_LARGEST_SIZE} elements; Pallas' offsets of bytes have 32 bits")
     statistics = problem.statistics
     for found in (tiling_of(problem), parts_of(statistics) if statistics is not None else None):
         if isinstance(found, No):
