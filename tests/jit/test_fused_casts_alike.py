@@ -11,13 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
+from jax import export, lax
 from jax.extend import core
 
 import xla_fp8
 from examples.networks.layers import layer_norm
-from tests.fused_casts import E4M3, F32, IMAGE, ROWS, Array, affine, cast, normal
+from tests.fused_casts import E4M3, F32, IMAGE, ROWS, Array, affine, cast, normal, rms
 from xla_fp8 import _jax_compat
+from xla_fp8.backends.depthwise.device import hopper_gpu
 from xla_fp8.backends.fused_cast import kernel
 from xla_fp8.backends.fused_cast.problem import FusedCast, Matrix, Node, supports
 from xla_fp8.backends.quantize import choice
@@ -132,6 +133,27 @@ def test_logic_is_xlas() -> None:
     """Triton has no maximum of truth values, and a choice of one is none."""
     check(lambda x: cast(jnp.where(jnp.maximum(x > 1, x < -1), norm(x), 0)), normal(ROWS), is_fused=False)
     check(lambda x: cast(lax.select_n(x > 0, norm(x))), normal(ROWS), is_fused=False)
+
+
+def test_a_stream_in_f32_is_not_added_up_again_in_each_layer() -> None:
+    def network(x: Array) -> list[Array]:
+        stream, results = x.astype(F32), []
+        for _ in range(12):
+            results.append(cast(layer_norm(stream, affine(320))))
+            stream += jnp.sin(stream).astype(jnp.bfloat16)
+        return results
+
+    jaxpr = cut_closed(jax.make_jaxpr(network)(normal(ROWS)), Options())
+    casts = [equation for equation in jaxpr.eqns if equation.primitive is fused_cast_p]
+    assert max(sum(a.aval.shape == ROWS for a in equation.invars) for equation in casts) <= 4
+    assert len(casts) < 6
+
+
+def test_an_exported_program_takes_no_kernel_along() -> None:
+    """JAX serializes none."""
+    with hopper_gpu():
+        exported = export.export(jax.jit(xla_fp8.rewrite(rms)), platforms=("cuda",))(normal(ROWS))
+    assert "custom_call" not in exported.mlir_module()
 
 
 def test_what_there_is_no_kernel_for() -> None:

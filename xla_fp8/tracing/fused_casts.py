@@ -42,6 +42,9 @@ _LEAST_ARITHMETIC = 5
 _TIGHTER = MappingProxyType({"max": max, "min": min})
 """Of two bounds, by the operation that clamps to them."""
 
+_MOST_EQUATIONS, _MOST_TENSORS = 256, 4
+"""Of a kernel. A residual stream in f32 would be added up from all layers before, in each of them again."""
+
 _LEAST_SIZE = 2**16
 _NARROW = (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16))
 _FLOATS = (*_NARROW, jnp.dtype(jnp.float32))
@@ -92,7 +95,7 @@ class _Walk:
 
     def group(self) -> list[int] | None:
         self._need(self.cast)
-        while self.pending:  # the last in program order: all that may read its result has been decided on
+        while self.pending and self._is_small():  # the last in program order: all readers have been decided on
             index = -heapq.heappop(self.pending)
             if index in self.absorbed:
                 continue
@@ -177,12 +180,17 @@ class _Walk:
         readers = (reader for variable in made for reader in self.flow.consumers.get(variable, ()))
         return not self.results.isdisjoint(made) or not self.absorbed.issuperset(readers)
 
+    def _is_small(self) -> bool:
+        return len(self.absorbed) <= _MOST_EQUATIONS and sum(map(self.rows.hold, self.read)) <= _MOST_TENSORS
+
     def _is_worth_it(self) -> bool:
         arithmetic = [
             equation
             for equation in map(self.flow.equations.__getitem__, self.absorbed)
             if equation.primitive.name in problems.ELEMENTWISE and self.rows.hold(equation.outvars[0])
         ]
+        if not self._is_small():
+            return False
         if not self.is_consistent or not self.tables.isdisjoint(self.absorbed):  # by row here, by column there
             return False
         tensors = filter(self.rows.hold, self.read)

@@ -62,8 +62,9 @@ def _lower(
 def _lower_fused_cast(
     platform: str, context: Any, *arguments: Any, jaxpr: Jaxpr, options: Options, family: Family | None
 ) -> Sequence[Any]:
-    """As its kernel on a GPU, where XLA's partitioner, which cannot split it, does not come after; else as it is."""
-    if platform != "cuda" or _jax_compat.is_partitioned(context):
+    """As its kernel on a GPU; as it is where XLA's partitioner comes after, which cannot split it, and in programs for
+    `jax.export`, which take no kernels along."""
+    if platform != "cuda" or _jax_compat.is_partitioned(context) or _jax_compat.is_for_export(context):
         return _lower_plain(context, jaxpr, arguments)
     made: dict[Any, Jaxpr] = {} if family is None else family.made
     try:
