@@ -48,6 +48,13 @@ def rms(x: Array) -> Array:
     return cast(wide * jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + 1e-6) * affine(x.shape[-1])["gamma"])
 
 
+def group_norm_by_variance(x: Array) -> Array:
+    n, h, w, c = x.shape
+    grouped = x.astype(F32).reshape(n, h * w, 32, c // 32)
+    mean, variance = grouped.mean((1, 3), keepdims=True), grouped.var((1, 3), keepdims=True)
+    return cast(jax.nn.silu((grouped - mean) * jax.lax.rsqrt(variance + 1e-5)).reshape(x.shape))
+
+
 def masked_softmax(x: Array) -> Array:
     wide = jnp.where(x > -1, x.astype(F32), -jnp.inf)
     return cast(jax.nn.softmax(wide), E5M2, 1e-3)
@@ -58,6 +65,10 @@ CASES: dict[str, tuple[Callable[..., Array], tuple[tuple[int, ...], ...]]] = {
     "group norm and silu": (norm_and_silu, (IMAGE,)),
     "group norm of one image": (norm_and_silu, ((1, 16, 32, 640),)),
     "group norm, one group a tile": (norm_and_silu, ((2, 16, 8, 2048),)),
+    "group norm of many rows": (norm_and_silu, ((1, 64, 64, 64),)),
+    "group norm of 9 * 2^6 rows": (norm_and_silu, ((2, 24, 24, 96),)),
+    "group norm of f16": (lambda x: norm_and_silu(x.astype(jnp.float16)), (IMAGE,)),
+    "group norm by variance": (group_norm_by_variance, (IMAGE,)),
     "group norm and numbers of groups": (
         lambda x, s: cast((group_norm(x, affine(320)).reshape(2, 256, 32, 10) * s[:, None, :, None]).reshape(x.shape)),
         (IMAGE, (2, 32)),

@@ -24,9 +24,13 @@ from xla_fp8.backends.fused_cast.problem import (
     Joined,
     Matrix,
     Node,
+    Parts,
+    Statistics,
     Sums,
     Table,
     Tiling,
+    most_spanned,
+    parts_of,
     tiling_of,
 )
 from xla_fp8.backends.protocol import No
@@ -143,6 +147,45 @@ def test_operands_of_a_norm() -> None:
     assert problem.operands[:2] == (Matrix(np.dtype(BF16), 640, 0), Matrix(np.dtype(BF16), 640, 320))
 
 
+def test_statistics_of_a_tensor_that_graphs_do_not_make() -> None:
+    """Numbers for each channel of each image are added by both kernels, of a large tensor; a small one XLA makes."""
+
+    def network(x: Array, w: Array, t: Array) -> Array:
+        y = xla_fp8.conv_general_dilated(
+            x,
+            w,
+            (1, 1),
+            "SAME",
+            dimension_numbers=("NHWC", "OHWI", "NHWC"),
+            lhs_scale=0.1,
+            rhs_scale=0.1,
+            out_dtype=BF16,
+        )
+        return norm_and_silu(y + t[:, None, None])
+
+    for images, is_added in ((32, True), (1, False), (2, False)):
+        shapes = ((images, 64, 64, 64), E4M3), ((64, 3, 3, 64), E4M3), ((images, 64), BF16)
+        [problem] = fused(network, *(jax.ShapeDtypeStruct(*shape) for shape in shapes))
+        assert problem.statistics is not None
+        of_images = Table(np.dtype(BF16), images * 64, period=4096, pitch=64, columns=((1, 64, 1),))
+        for operands in (problem.operands, problem.statistics.operands):
+            assert Matrix(np.dtype(BF16), 64) in operands
+            assert (of_images in operands) == is_added
+
+
+def test_statistics_that_others_read_are_xlas() -> None:
+    def both(x: Array) -> tuple[Array, Array]:
+        grouped = x.astype(F32).reshape(2, 256, 32, 10)
+        mean, square = grouped.mean((1, 3), keepdims=True), (grouped * grouped).mean((1, 3), keepdims=True)
+        normed = (grouped - mean) * jax.lax.rsqrt(square - mean * mean + 1e-5)
+        return cast(jax.nn.silu(normed).reshape(x.shape)), square
+
+    [problem] = fused(both, normal(IMAGE))
+    assert problem.statistics is not None
+    assert len(problem.statistics.results) == 1
+    assert any(isinstance(operand, Table) and operand.is_by_group for operand in problem.operands)
+
+
 def test_as_many_rows_as_columns() -> None:
     """A vector of as many numbers is still one of columns; also what is computed of it outside."""
     weight = affine(320)
@@ -234,6 +277,33 @@ def test_it_lowers_for_a_gpu(name: str) -> None:
     function, arguments = of(name)
     text = lowered(xla_fp8.rewrite(function), *arguments)
     assert text.count(f'name = "{kernel.NAME}"') == 1
+
+
+def test_parts_of_statistics() -> None:
+    """All rows are in one part, loads are of 16 bytes, and there are few parts to be added up."""
+    for images, period, columns, width in (
+        (2, 4096, 320, 10),
+        (16, 4096, 960, 30),
+        (2, 64, 2560, 80),
+        (1, 2**18, 128, 4),
+        (3, 49 * 2**10, 96, 3),
+    ):
+        image = Matrix(np.dtype(BF16), columns)
+        statistics = Statistics(images * period, columns, period, width, (image,), (), (0,))
+        parts = parts_of(statistics)
+        assert isinstance(parts, Parts)
+        assert parts.count * parts.steps * parts.tiles * parts.rows == period
+        assert columns % parts.columns == 0
+        assert parts.rows * parts.columns == 32 * parts.warps * 8
+        assert parts.count <= 32
+    assert isinstance(parts_of(Statistics(98, 320, 49, 10, (Matrix(np.dtype(BF16), 320),), (), (0,))), No)
+
+
+def test_pieces_of_groups() -> None:
+    for size in range(1, 50):
+        for by in range(1, 50):
+            spanned = [(start + by - 1) // size - start // size + 1 for start in range(0, size * by, by)]
+            assert max(spanned) <= most_spanned(size, by) <= max(spanned) + 1
 
 
 def test_tiles() -> None:

@@ -46,6 +46,7 @@ _MOST_EQUATIONS, _MOST_TENSORS = 256, 4
 """Of a kernel. A residual stream in f32 would be added up from all layers before, in each of them again."""
 
 _LEAST_SIZE = 2**16
+_LEAST_SIZE_WITH_NUMBERS_OF_IMAGES = 2**22
 _NARROW = (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16))
 _FLOATS = (*_NARROW, jnp.dtype(jnp.float32))
 
@@ -103,7 +104,7 @@ class _Walk:
                 self.read.update(self.wanted.intersection(self.flow.equations[index].outvars))
                 continue
             self.absorbed.add(index)
-            if self._is_read_outside(index):
+            if self._is_needed_outside(index):
                 self.shared.add(index)
             self._need(index)
         return sorted(self.absorbed) if self._is_worth_it() else None
@@ -144,7 +145,7 @@ class _Walk:
             return False
         if name in problems.REDUCTIONS:
             if spread == "group":
-                return self.rows.groups_of_sum(equation) is not None and not self._is_read_outside(index)
+                return self.rows.groups_of_sum(equation) is not None and not self._is_needed_outside(index)
             return spread == "row" and self.rows.are_reduced_by(equation)
         if name not in _RESHAPES and name != "broadcast_in_dim" and not _is_elementwise(equation):
             return False
@@ -166,14 +167,25 @@ class _Walk:
     def _is_in_memory(self, index: int) -> bool:
         """Whether a result is a tensor of 16 bits that the program writes to memory in any case.
 
-        One that a graph makes is, or that is read elsewhere too.
+        One that a graph makes is, or that is read elsewhere too. Numbers for each channel of each image no graph adds:
+        XLA would read and write the tensor for that.
         """
         equation = self.flow.equations[index]
         [result] = equation.outvars
         if result.aval.dtype not in _NARROW or not self.rows.hold(result):
             return False
-        readers = self.flow.consumers.get(result, ())
-        return index in self.taken or self._is_read_outside(index) or not self.shared.isdisjoint(readers)
+        is_made = index in self.taken and not self._has_numbers_of_images(equation)
+        return is_made or self._is_needed_outside(index)
+
+    def _has_numbers_of_images(self, equation: Equation) -> bool:
+        """Whether an operand is a number for each column of each image, and the tensor large beside another launch."""
+        if self.rows.size < _LEAST_SIZE_WITH_NUMBERS_OF_IMAGES:
+            return False
+        read = [(atom, equation) for atom in variables(equation.invars)]
+        producers = [self.flow.equations[self.flow.producer[a]] for a, _ in read if a in self.flow.producer]
+        read += [(e.invars[0], e) for e in producers if e.primitive.name == "broadcast_in_dim"]
+        tables = [self.rows.table_of(atom, reader) for atom, reader in read if not self.rows.hold(atom)]
+        return any(table is not None and table.period > 1 and bool(table.columns) for table in tables)
 
     def _is_read_outside(self, index: int) -> bool:
         made = self.flow.equations[index].outvars
@@ -182,6 +194,12 @@ class _Walk:
 
     def _is_small(self) -> bool:
         return len(self.absorbed) <= _MOST_EQUATIONS and sum(map(self.rows.hold, self.read)) <= _MOST_TENSORS
+
+    def _is_needed_outside(self, index: int) -> bool:
+        """Whether something outside reads a result, or what is computed with it."""
+        made = self.flow.equations[index].outvars
+        readers = (reader for variable in made for reader in self.flow.consumers.get(variable, ()))
+        return self._is_read_outside(index) or not self.shared.isdisjoint(readers)
 
     def _is_worth_it(self) -> bool:
         arithmetic = [

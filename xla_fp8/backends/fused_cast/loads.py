@@ -43,14 +43,16 @@ def loaded(operand: Matrix | Joined | Table, refs: Iterator[Any], place: Place) 
         return _table(operand, next(refs), place)
     if isinstance(operand, Matrix):
         ref = next(refs)
-        return [_tile(ref, row, operand.first + column, place) for row, column in place.tiles]
+        tiles = [_tile(ref, row, operand.first + column, place) for row, column in place.tiles]
+        return [to_f32(tile, interpret=place.interpret) for tile in tiles]
     parts = [(next(refs), part.width) for part in operand.parts]
-    return [_tile_of(parts, row, column, place) for row, column in place.tiles]
+    tiles = [_tile_of(parts, row, column, place) for row, column in place.tiles]
+    return [to_f32(tile, interpret=place.interpret) for tile in tiles]
 
 
 def _tile(ref: Any, row: Any, column: Any, place: Place) -> jax.Array:
     tile: jax.Array = triton.load(ref.at[pl.ds(row, place.height), pl.ds(column, place.width)])
-    return to_f32(tile, interpret=place.interpret)
+    return tile
 
 
 def _tile_of(parts: Sequence[tuple[Any, int]], row: Any, column: Any, place: Place) -> jax.Array:

@@ -48,7 +48,7 @@ _LARGEST_SIZE = 2**31 - 2**20
 _LEAST_COLUMNS = 32
 _MOST_TILES = 32
 _MOST_TILES_IN_FLIGHT = 8
-_MOST_PARTS = 32
+_FEW_PARTS, _MOST_PARTS = 8, 32
 _MULTIPROCESSORS = 132
 
 
@@ -259,7 +259,7 @@ def parts_of(statistics: Statistics) -> Parts | No:
     Few columns make many programs of few parts: the cast's programs have to add those up.
     """
     columns = math.gcd(statistics.columns, _LEAST_COLUMNS, *_widths_of_parts(statistics))
-    rows = math.gcd(statistics.period, 64)
+    rows = math.gcd(statistics.period, 32)
     warps = rows * columns // 256
     if columns < _LEAST_COLUMNS or not warps:
         return No(f"images of {statistics.period} rows of {statistics.columns} elements are no tiles")
@@ -269,7 +269,9 @@ def parts_of(statistics: Statistics) -> Parts | No:
     while tiles > 1 and programs // tiles < _MULTIPROCESSORS:
         tiles //= 2
     left //= tiles
-    steps = next(d for d in range(1, left + 1) if left % d == 0 and left // d <= _MOST_PARTS)
+    few = statistics.images * statistics.columns // columns * _FEW_PARTS >= 4 * _MULTIPROCESSORS
+    most = _FEW_PARTS if few else _MOST_PARTS
+    steps = next(d for d in range(1, left + 1) if left % d == 0 and left // d <= most)
     return Parts(rows, columns, tiles, steps, left // steps, warps)
 
 
