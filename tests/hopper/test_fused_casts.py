@@ -12,7 +12,7 @@ import pytest
 import xla_fp8
 from examples.networks.layers import group_norm, layer_norm
 from tests.fused_casts import CASES, E4M3, Array, affine, cast, normal, of
-from xla_fp8.backends.fused_cast import kernel
+from xla_fp8.backends.fused_cast import kernel, statistics
 
 pytestmark = pytest.mark.hopper
 
@@ -47,6 +47,18 @@ def test_nan_stays_and_what_is_too_large_saturates() -> None:
     assert np.all(y[9] == 448)
 
 
+def test_a_row_scaled_by_its_amax_is_nan_where_that_is() -> None:
+    def scaled(x: Array) -> Array:
+        wide = x.astype(jnp.float32) * 2 + 1
+        return cast(wide / jnp.max(jnp.abs(wide), -1, keepdims=True) * 2 - 1, E4M3, 0.01)
+
+    x = normal((256, 320)).at[3, 5].set(jnp.nan)
+    assert kernel.NAME in xla_fp8.jit(scaled).lower(x).as_text()
+    y = np.asarray(xla_fp8.jit(scaled)(x), np.float32)
+    np.testing.assert_array_equal(np.flatnonzero(np.isnan(y).any(1)), [3])
+    assert np.isnan(y[3]).all()
+
+
 @pytest.mark.parametrize("shape", [(2, 64, 64, 320), (16, 32, 32, 640), (2, 8, 8, 2560), (1, 64, 64, 960)])
 def test_group_norms_of_a_unet(shape: tuple[int, ...]) -> None:
 
@@ -58,6 +70,46 @@ def test_group_norms_of_a_unet(shape: tuple[int, ...]) -> None:
     assert np.mean(ours != wanted) < 0.005
     again = np.asarray(xla_fp8.jit(norm)(x), np.float32)
     np.testing.assert_array_equal(ours, again)
+
+
+def grouped(x: Array, groups: int = 32) -> Array:
+    return x.astype(jnp.float32).reshape(x.shape[0], -1, groups, x.shape[-1] // groups)
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        ((16, 64, 64, 320),),
+        ((2, 64, 64, 640), (2, 64, 64, 320)),
+        ((2, 8, 8, 1280),),
+        ((1, 512, 512, 128),),
+        ((3, 24, 24, 96),),
+        ((1, 128, 128, 320),),
+    ],
+    ids=str,
+)
+def test_statistics(shapes: tuple[tuple[int, ...], ...]) -> None:
+    """Of images, groups and rows that differ, so that a sum of others would be seen."""
+
+    def norm(*xs: Array) -> Array:
+        x = jnp.concatenate(xs, -1)
+        wide = grouped(x)
+        mean = wide.mean((1, 3), keepdims=True)
+        variance = (wide * wide).mean((1, 3), keepdims=True) - mean * mean
+        return cast(jax.nn.silu((wide - mean) * jax.lax.rsqrt(variance + 1e-5)).reshape(x.shape), E4M3, 0.01)
+
+    rng = np.random.default_rng(0)
+    images, channels = shapes[0][0], sum(shape[-1] for shape in shapes)
+    of_groups = np.repeat(rng.normal(size=(2, images, 1, 1, 32)), channels // 32, axis=-1)
+    rows = np.linspace(-1, 1, shapes[0][1])[:, None, None]  # no part of an image has its mean
+    x = (rng.normal(size=(images, *shapes[0][1:3], channels)) + rows) * np.exp(of_groups[0]) + of_groups[1]
+    ends = np.cumsum([shape[-1] for shape in shapes])[:-1]
+    xs = [jnp.asarray(part, jnp.bfloat16) for part in np.split(x, ends, -1)]
+    compiled = xla_fp8.jit(norm).lower(*xs)
+    assert statistics.NAME in compiled.as_text()
+    ours, wanted = np.asarray(xla_fp8.jit(norm)(*xs), np.float32), on_cpu(norm, xs)
+    assert np.mean(ours != wanted) < 0.005
+    np.testing.assert_array_equal(ours, np.asarray(xla_fp8.jit(norm)(*xs), np.float32))
 
 
 def test_rows_of_many_lengths() -> None:

@@ -17,7 +17,7 @@ from examples.networks.layers import layer_norm
 from tests.backends.quantize.test_lowering import lowered
 from tests.fused_casts import BF16, CASES, E4M3, F32, IMAGE, ROWS, Array, affine, cast, norm_and_silu, normal, of, rms
 from xla_fp8 import _jax_compat
-from xla_fp8.backends.fused_cast import kernel
+from xla_fp8.backends.fused_cast import kernel, statistics
 from xla_fp8.backends.fused_cast.problem import (
     Constant,
     FusedCast,
@@ -277,6 +277,7 @@ def test_it_lowers_for_a_gpu(name: str) -> None:
     function, arguments = of(name)
     text = lowered(xla_fp8.rewrite(function), *arguments)
     assert text.count(f'name = "{kernel.NAME}"') == 1
+    assert text.count(f'name = "{statistics.NAME}"') == (only(name).statistics is not None)
 
 
 def test_parts_of_statistics() -> None:
