@@ -20,6 +20,7 @@ from tests.fused_casts import E4M3, F32, IMAGE, ROWS, Array, affine, cast, norma
 from xla_fp8 import _jax_compat
 from xla_fp8.backends.depthwise.device import hopper_gpu
 from xla_fp8.backends.fused_cast import kernel
+from xla_fp8.backends.fused_cast.arithmetic import computed
 from xla_fp8.backends.fused_cast.problem import FusedCast, Matrix, Node, supports
 from xla_fp8.backends.quantize import choice
 from xla_fp8.tracing.equations import is_literal
@@ -133,6 +134,14 @@ def test_logic_is_xlas() -> None:
     """Triton has no maximum of truth values, and a choice of one is none."""
     check(lambda x: cast(jnp.where(jnp.maximum(x > 1, x < -1), norm(x), 0)), normal(ROWS), is_fused=False)
     check(lambda x: cast(lax.select_n(x > 0, norm(x))), normal(ROWS), is_fused=False)
+
+
+@pytest.mark.parametrize("name", ["reduce_max", "reduce_min"])
+def test_the_largest_of_a_row_is_nan_where_one_is(name: str) -> None:
+    """Triton's drops it, and so does XLA's on a CPU, of rows as long as these."""
+    tile = jnp.zeros((512, 320)).at[3, 5].set(jnp.nan)
+    [found] = computed(Node(name, (0,)), [[tile]], interpret=False)
+    np.testing.assert_array_equal(np.flatnonzero(np.isnan(found)), [3])
 
 
 def test_a_stream_in_f32_is_not_added_up_again_in_each_layer() -> None:

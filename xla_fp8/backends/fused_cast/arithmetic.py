@@ -70,6 +70,16 @@ def _with_nan(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
 _minimum, _maximum = _with_nan(jnp.minimum), _with_nan(jnp.maximum)
 
 
+def _of_row_with_nan(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """The same of rows, of which Triton drops NaN too."""
+
+    def kept(tile: jax.Array, **options: Any) -> jax.Array:
+        has_nan = jnp.max(jnp.where(tile != tile, jnp.float32(1), jnp.float32(0)), **options) > 0
+        return jnp.where(has_nan, jnp.float32(jnp.nan), function(tile, **options))
+
+    return kept
+
+
 def _select(which: jax.Array, no: jax.Array, yes: jax.Array) -> jax.Array:
     return jnp.where(which, yes, no)
 
@@ -106,8 +116,8 @@ _EXACT: Functions = {
 }
 
 _REDUCED: dict[str, tuple[Callable[..., jax.Array], Callable[..., jax.Array]]] = {
-    "reduce_max": (jnp.max, _maximum),
-    "reduce_min": (jnp.min, _minimum),
+    "reduce_max": (_of_row_with_nan(jnp.max), _maximum),
+    "reduce_min": (_of_row_with_nan(jnp.min), _minimum),
     "reduce_sum": (jnp.sum, jnp.add),
 }
 
