@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from xla_fp8.backends.depthwise.convolution import Convolution
@@ -59,12 +60,15 @@ def depthwise_conv(
             f"x has shape {list(x.shape)} and w {list(w.shape)}: expected images [N,H,W,C] and filters [R,S,C] or "
             "[R,S,1,C] of the same channels"
         )
-    if len(window_strides) != 2 or (not isinstance(padding, str) and len(padding) != 2):
+    strides = np.asarray(window_strides)
+    are_pairs = isinstance(padding, str) or [np.shape(pair) for pair in padding] == [(2,), (2,)]
+    if strides.shape != (2,) or strides.dtype.kind not in "iu" or min(strides) < 1 or not are_pairs:
         raise TypeError(
-            f"window_strides={window_strides!r} and padding={padding!r}: expected two strides, and two pairs or a name"
+            f"window_strides={window_strides!r} and padding={padding!r}: expected two strides from 1 on, "
+            "and two pairs or a name"
         )
     if w.dtype != x.dtype:
-        w = w.astype(jnp.promote_types(x.dtype, jnp.float32))
+        w = w.astype(np.promote_types(x.dtype, np.float32))  # jnp's refuses where promotion is strict
     if w.ndim == 3:
         w = lax.expand_dims(w, [2])
     convolution = Convolution.of(x, w, window_strides, padding, None, None, _NUMBERS, channels)

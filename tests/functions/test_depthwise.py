@@ -189,9 +189,36 @@ def test_wrong_operands_are_named(x: Any, w: Any, message: str) -> None:
         depthwise_conv(x, w)
 
 
-def test_wrong_strides_are_named() -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"window_strides": (1,)},
+        {"window_strides": 2},
+        {"window_strides": (0, 1)},
+        {"window_strides": (1.5, 1)},
+        {"padding": (1, 1)},
+        {"padding": ((1, 1), (1, 1, 1))},
+    ],
+    ids=str,
+)
+def test_wrong_strides_and_padding_are_named(options: dict[str, Any]) -> None:
     with pytest.raises(TypeError, match="expected two strides"):
-        depthwise_conv(*operands(), window_strides=(1,))
+        depthwise_conv(*operands(), **options)
+
+
+def test_where_types_are_not_promoted() -> None:
+    x, w = operands(jnp.bfloat16)[0], operands()[1]
+    expected = depthwise_conv(x, w)
+    with jax.numpy_dtype_promotion("strict"):
+        same(depthwise_conv(x, w), expected)
+
+
+@pytest.mark.parametrize("sizes", ["b, 9, 7, 16", "b, h, w, 16"])
+def test_exported_for_sizes_that_are_not_known(sizes: str) -> None:
+    x, w = operands()
+    unknown = jax.ShapeDtypeStruct(export.symbolic_shape(sizes), jnp.float32)
+    exported = export.export(jax.jit(depthwise_conv))(unknown, w)
+    same(exported.call(x, w), by_lax(x, w))
 
 
 # Lowered for CUDA

@@ -104,6 +104,8 @@ class Convolution:
     @functools.cached_property
     def supported(self) -> Verdict:
         """`Yes` where kernels on a Hopper GPU take it, or `No`."""
+        if not all(isinstance(size, int) for size in (*self.input, *self.filter)):  # of jax.export
+            return No("sizes that are not known")
         if self.filter_dtype not in (self.dtype, np.float32):
             return No(f"a {self.filter_dtype.name} filter of {self.dtype.name} images")
         is_last = self.numbers.lhs_spec[1] == self.numbers.out_spec[1] == 3
@@ -165,7 +167,7 @@ class Convolution:
         return lambda w, y: self._as_given(forward(backward, self._images(y), self._window(w)[::-1, ::-1]), "input")
 
     def _convolved(self, x: jax.Array, w: jax.Array) -> jax.Array:
-        wide = jnp.promote_types(self.dtype, self.filter_dtype)
+        wide = np.promote_types(self.dtype, self.filter_dtype)  # jnp's refuses where promotion is strict
         y = lax.conv_general_dilated(
             x.astype(wide),
             w.astype(wide),
