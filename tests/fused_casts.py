@@ -68,6 +68,12 @@ CASES: dict[str, tuple[Callable[..., Array], tuple[tuple[int, ...], ...]]] = {
     "group norm of many rows": (norm_and_silu, ((1, 64, 64, 64),)),
     "group norm of 9 * 2^6 rows": (norm_and_silu, ((2, 24, 24, 96),)),
     "group norm of f16": (lambda x: norm_and_silu(x.astype(jnp.float16)), (IMAGE,)),
+    "group norm of small images": (norm_and_silu, ((2, 8, 8, 1280),)),
+    "group norm of small images, two groups a program": (norm_and_silu, ((2, 8, 8, 640),)),
+    "group norm of small images, behind a concatenation and a sum": (
+        lambda x, y, t: norm_and_silu(jnp.concatenate([x, y], -1) * 2 + t[:, None, None]),
+        ((2, 8, 8, 1280), (2, 8, 8, 1280), (2, 2560)),
+    ),
     "group norm by variance": (group_norm_by_variance, (IMAGE,)),
     "group norm and numbers of groups": (
         lambda x, s: cast((group_norm(x, affine(320)).reshape(2, 256, 32, 10) * s[:, None, :, None]).reshape(x.shape)),

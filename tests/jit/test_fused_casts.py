@@ -277,7 +277,10 @@ def test_it_lowers_for_a_gpu(name: str) -> None:
     function, arguments = of(name)
     text = lowered(xla_fp8.rewrite(function), *arguments)
     assert text.count(f'name = "{kernel.NAME}"') == 1
-    assert text.count(f'name = "{statistics.NAME}"') == (only(name).statistics is not None)
+    problem = only(name)
+    tiling = tiling_of(problem)
+    assert isinstance(tiling, Tiling)
+    assert text.count(f'name = "{statistics.NAME}"') == (problem.statistics is not None and tiling.own is None)
 
 
 def test_parts_of_statistics() -> None:
@@ -298,6 +301,29 @@ def test_parts_of_statistics() -> None:
         assert parts.rows * parts.columns == 32 * parts.warps * 8
         assert parts.count <= 32
     assert isinstance(parts_of(Statistics(98, 320, 49, 10, (Matrix(np.dtype(BF16), 320),), (), (0,))), No)
+
+
+def test_tiles_of_small_images() -> None:
+    """One program has whole groups of an image; of large ones they are cut."""
+    for images, period, columns, own in (
+        (2, 64, 1280, 40),
+        (2, 256, 640, 40),
+        (2, 64, 1920, 120),
+        (16, 256, 1280, 40),
+        (16, 256, 2560, None),
+        (2, 256, 320, None),
+        (2, 1024, 640, None),
+        (2, 144, 1280, None),
+    ):
+        image = Matrix(np.dtype(BF16), columns)
+        statistics = Statistics(images * period, columns, period, columns // 32, (image,), (), (0,))
+        problem = FusedCast(
+            images * period, columns, np.dtype(E4M3), (image, Sums(statistics, 0)), (Node("sub", (0, 1)),), 2
+        )
+        tiling = tiling_of(problem)
+        assert isinstance(tiling, Tiling)
+        assert tiling.own == own
+        assert own is None or tiling.rows == period
 
 
 def test_pieces_of_groups() -> None:

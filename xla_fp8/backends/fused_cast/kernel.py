@@ -7,7 +7,7 @@ NaN by itself.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -42,7 +42,7 @@ def run(problem: FusedCast, operands: Sequence[jax.Array], interpret: bool = Fal
     tiling = tiling_of(problem)
     if isinstance(tiling, No):
         raise ValueError(tiling.reason)
-    if problem.statistics is not None:
+    if problem.statistics is not None and tiling.own is None:
         own = problem.statistics.array_count
         sums = statistics.run(problem.statistics, operands[:own], interpret)
         operands = [sums, *operands[own:]]
@@ -65,20 +65,19 @@ def run(problem: FusedCast, operands: Sequence[jax.Array], interpret: bool = Fal
 
 
 def _programs_across(problem: FusedCast, tiling: Tiling) -> int:
-    return problem.columns // (tiling.columns * tiling.tiles)
+    return problem.columns // ((tiling.own or tiling.columns) * tiling.tiles)
 
 
 def _kernel(problem: FusedCast, tiling: Tiling, interpret: bool, *refs: Any) -> None:
     program, across = pl.program_id(0), _programs_across(problem, tiling)
     row = lax.div(program, across) * tiling.rows
-    first = lax.rem(program, across) * tiling.columns
+    first = lax.rem(program, across) * (tiling.own or tiling.columns) * tiling.tiles
     columns = tuple(first + i * tiling.columns for i in range(tiling.tiles))
-    place = Place((row,), columns, tiling.rows, tiling.columns, interpret)
+    place = Place((row,), columns, tiling.rows, tiling.columns, interpret, tiling.own)
     rest = iter(refs)
-    sums = None if problem.statistics is None else next(rest)
+    sums = _sums(problem, rest, place)
     values: list[Tiles] = [
-        statistics.summed(operand, sums, place) if isinstance(operand, Sums) else loaded(operand, rest, place)
-        for operand in problem.operands
+        sums[operand] if isinstance(operand, Sums) else loaded(operand, rest, place) for operand in problem.operands
     ]
     for node in problem.nodes:
         operands = operands_of(node, values)
@@ -91,7 +90,19 @@ def _kernel(problem: FusedCast, tiling: Tiling, interpret: bool, *refs: Any) -> 
         values.append(computed(node, operands, interpret))
     for column, tile in zip(columns, values[problem.result], strict=True):
         at = refs[-1].at[pl.ds(row, tiling.rows), pl.ds(column, tiling.columns)]
-        triton.store(at, _saturated(tile, problem.dtype, interpret))
+        mask = place.mask((tiling.rows, tiling.columns))
+        triton.store(at, _saturated(tile, problem.dtype, interpret), mask=mask)
+
+
+def _sums(problem: FusedCast, refs: Iterator[Any], place: Place) -> dict[Sums, Tiles]:
+    """Those of the statistics; `refs` goes on behind what they are made of."""
+    if problem.statistics is None:
+        return {}
+    if place.own is not None:
+        made = statistics.within(problem.statistics, refs, place)
+        return {Sums(problem.statistics, number): tiles for number, tiles in enumerate(made)}
+    ref = next(refs)
+    return {o: statistics.summed(o, ref, place) for o in problem.operands if isinstance(o, Sums)}
 
 
 def _by_column(tiles: Tiles, width: int, place: Place) -> Tiles:

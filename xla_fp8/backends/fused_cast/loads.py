@@ -24,6 +24,7 @@ class Place:
     Attributes:
         rows, columns: the first ones of each tile, of which one is that of all. They are of one image.
         height, width: of a tile.
+        own: how many of its columns are loaded; None for all.
     """
 
     rows: tuple[Any, ...]
@@ -31,10 +32,20 @@ class Place:
     height: int
     width: int
     interpret: bool
+    own: int | None = None
 
     @property
     def tiles(self) -> list[tuple[Any, Any]]:
         return [(row, column) for row in self.rows for column in self.columns]
+
+    def load(self, at: Any, shape: tuple[int, ...]) -> jax.Array:
+        """What is at a place in memory, of a shape whose last dimension is that of a tile's columns."""
+        return triton.load(at) if self.own is None else triton.load(at, mask=self.mask(shape), other=0.0)
+
+    def mask(self, shape: tuple[int, ...]) -> jax.Array | None:
+        if self.own is None:
+            return None
+        return lax.broadcasted_iota(jnp.int32, shape, len(shape) - 1) < self.own
 
 
 def loaded(operand: Matrix | Joined | Table, refs: Iterator[Any], place: Place) -> Tiles:
@@ -51,8 +62,8 @@ def loaded(operand: Matrix | Joined | Table, refs: Iterator[Any], place: Place) 
 
 
 def _tile(ref: Any, row: Any, column: Any, place: Place) -> jax.Array:
-    tile: jax.Array = triton.load(ref.at[pl.ds(row, place.height), pl.ds(column, place.width)])
-    return tile
+    at = ref.at[pl.ds(row, place.height), pl.ds(column, place.width)]
+    return place.load(at, (place.height, place.width))
 
 
 def _tile_of(parts: Sequence[tuple[Any, int]], row: Any, column: Any, place: Place) -> jax.Array:
@@ -76,7 +87,7 @@ def _table(operand: Table, ref: Any, place: Place) -> Tiles:
     if not operand.columns:
         return [triton.load(ref.at[start]).astype(jnp.float32)]
     places = [ref.at[_places(operand, start, column, place.width)] for column in place.columns]
-    return [triton.load(at).astype(jnp.float32)[None, :] for at in places]
+    return [place.load(at, (place.width,)).astype(jnp.float32)[None, :] for at in places]
 
 
 def _places(operand: Table, start: Any, column: Any, size: int) -> Any:

@@ -45,6 +45,7 @@ REDUCTIONS = frozenset({"reduce_max", "reduce_min", "reduce_sum"})
 
 _TYPES = ("float8_e4m3fn", "float8_e5m2")
 _LARGEST_SIZE = 2**31 - 2**20
+_LARGEST_SIZE_OF_IMAGES = 2**23
 _LEAST_COLUMNS = 32
 _MOST_TILES = 32
 _MOST_TILES_IN_FLIGHT = 8
@@ -193,16 +194,25 @@ class FusedCast:
 
 @dataclasses.dataclass(frozen=True)
 class Tiling:
-    """How a fused cast is cut into programs of `rows` rows and `tiles` tiles of `columns` columns beside each other."""
+    """How a fused cast is cut into programs of `rows` rows and `tiles` tiles of `columns` columns beside each other.
+
+    Attributes:
+        own: of the columns of a program's only tile, those that are its own, where that is all rows of an image and
+            whole groups, whose sums it makes itself; else None.
+    """
 
     rows: int
     columns: int
     tiles: int
     warps: int
+    own: int | None = None
 
 
 def tiling_of(problem: FusedCast) -> Tiling | No:
     """The tiling, or why there is none."""
+    of_images = _tiling_of_images(problem)
+    if of_images is not None:
+        return of_images
     reduces = problem.reduces
     # Where a table of a tile has fewer numbers than the program threads, Triton loads it as the tile needs it; else it
     # goes through shared memory, behind a barrier.
@@ -222,6 +232,21 @@ def tiling_of(problem: FusedCast) -> Tiling | No:
     if rows * columns * tiles < 2 * threads:
         return No(f"programs of {rows} rows of {columns * tiles} elements are too small")
     return Tiling(rows, columns, tiles, warps)
+
+
+def _tiling_of_images(problem: FusedCast) -> Tiling | None:
+    """One of whole images and one or two groups, where these are small: another kernel would take longer to start."""
+    statistics = problem.statistics
+    if statistics is None or problem.reduces or problem.rows * problem.columns > _LARGEST_SIZE_OF_IMAGES:
+        return None
+    rows, own = statistics.period, math.lcm(statistics.width, 8)  # 16 bytes
+    own *= -(-_LEAST_COLUMNS // own)
+    columns = 1 << (own - 1).bit_length()
+    joined = [*_widths_of_parts(problem), *_widths_of_parts(statistics)]
+    is_cut = own > 2 * statistics.width or any(width % own for width in (problem.columns, *joined))
+    if is_cut or rows & (rows - 1) or not 2**10 <= rows * columns <= 2**14:
+        return None
+    return Tiling(rows, columns, 1, min(8, rows * columns // 2**10), own)
 
 
 def _widths_of_parts(problem: FusedCast | Statistics) -> list[int]:

@@ -12,7 +12,7 @@ which programs run.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -83,29 +83,47 @@ def _kernel(statistics: Statistics, parts: Parts, interpret: bool, *refs: Any) -
     def added(step: Any, sums: Sequence[jax.Array]) -> list[jax.Array]:
         rows = tuple(first + step * height + i * parts.rows for i in range(parts.tiles))
         place = Place(rows, (column,), parts.rows, parts.columns, interpret)
-        rest = iter(refs)
-        values: list[Tiles] = [loaded(operand, rest, place) for operand in statistics.operands]
-        for node in statistics.nodes:
-            values.append(computed(node, operands_of(node, values), interpret))
-        tiles = [values[result] for result in statistics.results]
+        tiles = _summands(statistics, iter(refs), place)
         return [functools.reduce(jnp.add, some, total) for total, some in zip(sums, tiles, strict=True)]
 
     zeros = [jnp.zeros((parts.rows, parts.columns), jnp.float32) for _ in statistics.results]
     sums = added(0, zeros) if parts.steps == 1 else lax.fori_loop(0, parts.steps, added, zeros)
     slots = _slots(statistics, parts)
-    is_own = _group(statistics, column, slots, parts.columns) == lax.broadcasted_iota(
-        jnp.int32, (slots, parts.columns), 0
-    )
     for number, total in enumerate(sums):
-        by_group = jnp.sum(jnp.where(is_own, jnp.sum(total, axis=0)[None, :], 0), axis=1)
+        by_group = _by_group(statistics, total, column, slots)
         at = (number * _programs(statistics, parts) + program) * slots
         triton.store(refs[-1].at[pl.ds(at, slots)], by_group)
 
 
-def _group(statistics: Statistics, column: Any, slots: int, columns: int) -> jax.Array:
-    """To which group of those of a program each column belongs."""
-    own = column + lax.broadcasted_iota(jnp.int32, (slots, columns), 1)
-    return lax.div(own, statistics.width) - lax.div(column, statistics.width)
+def _by_group(statistics: Statistics, tile: jax.Array, column: Any, slots: int) -> jax.Array:
+    """The sums of a tile's rows, and then of the columns of each group."""
+    shape = (slots, tile.shape[1])
+    group = lax.div(column + lax.broadcasted_iota(jnp.int32, shape, 1), statistics.width)
+    is_own = group - lax.div(column, statistics.width) == lax.broadcasted_iota(jnp.int32, shape, 0)
+    return jnp.sum(jnp.where(is_own, jnp.sum(tile, axis=0)[None, :], 0), axis=1)
+
+
+def _summands(statistics: Statistics, refs: Iterator[Any], place: Place) -> list[Tiles]:
+    values: list[Tiles] = [loaded(operand, refs, place) for operand in statistics.operands]
+    for node in statistics.nodes:
+        values.append(computed(node, operands_of(node, values), place.interpret))
+    return [values[result] for result in statistics.results]
+
+
+def within(statistics: Statistics, refs: Iterator[Any], place: Place) -> list[Tiles]:
+    """The sums of a program of the cast that has all rows of an image and one or two whole groups.
+
+    Args:
+        refs: goes on behind what they are made of.
+    """
+    shape, count = (place.height, place.width), (place.own or place.width) // statistics.width
+    group = lax.div(lax.broadcasted_iota(jnp.int32, (1, place.width), 1), statistics.width)
+    found = []
+    for [tile] in _summands(statistics, refs, place):
+        whole = jnp.broadcast_to(tile, shape)
+        first, *others = (jnp.sum(jnp.where(group == i, whole, 0).reshape(-1)) for i in range(count))
+        found.append([functools.reduce(lambda rest, other: jnp.where(group == 0, rest, other), others, first)])
+    return found
 
 
 def summed(operand: Sums, ref: Any, place: Place) -> Groups:
