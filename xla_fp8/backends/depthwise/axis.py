@@ -8,10 +8,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from xla_fp8.backends.depthwise.masks import Mask
 from xla_fp8.backends.depthwise.problem import Problem
-
-Mask = Any
-"""A comparison that is made when the kernel runs; or True or False where it is known when the kernel is traced."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -33,18 +33,16 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-from xla_fp8.backends.depthwise.axis import Axis, Mask
+from xla_fp8.backends.depthwise.axis import Axis
 from xla_fp8.backends.depthwise.filter_gradient_configs import Config, configs
 from xla_fp8.backends.depthwise.instructions import to_f32
-from xla_fp8.backends.depthwise.problem import Problem
+from xla_fp8.backends.depthwise.masks import Mask, both, load
+from xla_fp8.backends.depthwise.problem import ALIGNED, Problem
 from xla_fp8.backends.depthwise.products import add_products
 from xla_fp8.backends.quantize.kernels import launch
 
 Row = list[jax.Array | None]
 """Column by column a block [groups, channels]; None is one that is in the padding for every thread."""
-
-_ALIGNED = 8
-"""Elements: what the channels are a multiple of, and so every offset of a pixel."""
 
 
 def filter_gradient(
@@ -149,7 +147,7 @@ class Walk:
         columns = kernel.columns
         self.exists: Mask = kernel.groups % groups == 0 or number < kernel.groups
         image, self.group = lax.div(number, columns.tiles), lax.rem(number, columns.tiles)
-        self.masks = [_both(columns.has_input(self.group, i), self.exists) for i in range(columns.extent)]
+        self.masks = [both(columns.has_input(self.group, i), self.exists) for i in range(columns.extent)]
         self.x_at = (image * (h * w) + columns.start(self.group) + columns.extent - 1) * c + channel
         self.dy_at = (image * (p * q) + columns.last_result(self.group)) * c + channel
 
@@ -201,16 +199,12 @@ class Walk:
             # A number of 31 bits less a constant does not overflow: the compiler can put constants into the
             # instructions that load, and need not compute an address for each of them.
             at = at & np.int32(2**31 - 1)
-        at = triton.max_contiguous(pl.multiple_of(at, (1, _ALIGNED)), (1, _ALIGNED))  # type: ignore[no-untyped-call]
+        at = triton.max_contiguous(pl.multiple_of(at, (1, ALIGNED)), (1, ALIGNED))  # type: ignore[no-untyped-call]
         back = range(len(masks) - 1, -1, -1)
         return [self.load_block(ref, at - b * c, mask) for b, mask in zip(back, masks, strict=True)]
 
     def load_block(self, ref: Any, at: jax.Array, mask: Mask) -> jax.Array | None:
-        if mask is False:
-            return None
-        if mask is True:
-            return triton.load(ref.at[at])
-        return triton.load(ref.at[at], mask=jnp.broadcast_to(mask, at.shape), other=0)
+        return None if mask is False else load(ref, at, mask)
 
     def multiply(
         self, loaded: Loaded, dys: list[Row | None], sums: list[jax.Array]
@@ -242,14 +236,6 @@ class Walk:
 def _may_be(row: Any, rows: int) -> bool:
     """Whether the row of an image exists; that of a loop does."""
     return not isinstance(row, int) or 0 <= row < rows
-
-
-def _both(a: Mask, b: Mask) -> Mask:
-    if a is False or b is False:
-        return False
-    if a is True:
-        return b
-    return a if b is True else a & b
 
 
 def _side_by_side(blocks: list[jax.Array], count: int) -> jax.Array:

@@ -32,17 +32,15 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-from xla_fp8.backends.depthwise.axis import Axis, Mask
+from xla_fp8.backends.depthwise.axis import Axis
 from xla_fp8.backends.depthwise.forward_configs import Config, configs
 from xla_fp8.backends.depthwise.instructions import fma, to_f32
-from xla_fp8.backends.depthwise.problem import Problem
+from xla_fp8.backends.depthwise.masks import Mask, both, load
+from xla_fp8.backends.depthwise.problem import ALIGNED, Problem
 from xla_fp8.backends.quantize.kernels import launch
 
 Sums = dict[tuple[int, int], jax.Array]
 """The results of a tile, by row and column, each a block of one number for every channel of every thread; f32."""
-
-_ALIGNED = 8
-"""Elements: what the channels are a multiple of, and so every offset of a pixel."""
 
 
 def forward(
@@ -152,10 +150,10 @@ class Tile:
         has_column = self.columns.has_input(self.column, j)
         sums = dict(sums)
         for i in range(self.rows.extent):
-            mask = _both(_both(self.rows.has_input(self.row, i), has_column), self.exists)
+            mask = both(both(self.rows.has_input(self.row, i), has_column), self.exists)
             if mask is False:
                 continue
-            value = to_f32(_load(x, at - (last - i) * row, mask), interpret=self.kernel.interpret)
+            value = to_f32(load(x, at - (last - i) * row, mask), interpret=self.kernel.interpret)
             for p, r in self.rows.taps(i):
                 for q, weights in taps:
                     sums[p, q] = fma(value, weights[r], sums[p, q], interpret=self.kernel.interpret)
@@ -167,8 +165,8 @@ class Tile:
         pixel = (self.image * height + p_last) * width + q_last
         at = _offset(pixel * channels + self.channel, math.prod(shape) + self.rows.results * width * channels)
         for (p, q), total in sums.items():
-            mask = _both(self.rows.has_result(self.row, p), self.columns.has_result(self.column, q))
-            mask = _both(mask, self.exists)
+            mask = both(self.rows.has_result(self.row, p), self.columns.has_result(self.column, q))
+            mask = both(mask, self.exists)
             back = (self.rows.results - 1 - p) * width + self.columns.results - 1 - q
             triton.store(
                 y.at[at - back * channels],
@@ -190,20 +188,5 @@ def _offset(offset: jax.Array, largest: int) -> jax.Array:
     """
     if largest < 2**31:
         offset = offset & np.int32(2**31 - 1)
-    aligned: jax.Array = triton.max_contiguous(pl.multiple_of(offset, (_ALIGNED,)), (_ALIGNED,))  # type: ignore[no-untyped-call]
+    aligned: jax.Array = triton.max_contiguous(pl.multiple_of(offset, (ALIGNED,)), (ALIGNED,))  # type: ignore[no-untyped-call]
     return aligned
-
-
-def _both(a: Mask, b: Mask) -> Mask:
-    if a is False or b is False:
-        return False
-    if a is True:
-        return b
-    return a if b is True else a & b
-
-
-def _load(ref: Any, at: jax.Array, mask: Mask) -> jax.Array:
-    """Zeros where the mask is not true."""
-    if mask is True:
-        return triton.load(ref.at[at])
-    return triton.load(ref.at[at], mask=jnp.broadcast_to(mask, at.shape), other=0)

@@ -14,6 +14,9 @@ from xla_fp8.target import Verdict
 LARGEST_SIZE = 2**31 - 2**20
 """Elements of an image tensor; offsets in the kernels are 32-bit."""
 
+ALIGNED = 8
+"""Elements: what the channels are a multiple of, and so every offset of a pixel."""
+
 LARGEST_WINDOW = 11
 """Rows or columns: the kernels' loops over a window are unrolled."""
 
@@ -77,8 +80,8 @@ def supports(problem: Problem) -> Verdict:
     """`Yes`, or `No` with what neither kernel does."""
     if problem.dtype not in _TYPES:
         return No(f"{problem.dtype.name} images; the kernels take {', '.join(t.name for t in _TYPES)}")
-    if problem.channels % 8:
-        return No(f"{problem.channels} channels, not a multiple of 8: threads load 16 bytes of bf16")
+    if problem.channels % ALIGNED:
+        return No(f"{problem.channels} channels, not a multiple of {ALIGNED}: threads load 16 bytes of bf16")
     if max(problem.window) > LARGEST_WINDOW:
         return No(f"a window of {problem.window}; the kernels' largest is {LARGEST_WINDOW}")
     if max(problem.stride) > 2:
