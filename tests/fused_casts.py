@@ -55,6 +55,17 @@ def group_norm_by_variance(x: Array) -> Array:
     return cast(jax.nn.silu((grouped - mean) * jax.lax.rsqrt(variance + 1e-5)).reshape(x.shape))
 
 
+def group_norm_of_flax(x: Array, gamma: Array) -> Array:
+    """As `flax.linen.GroupNorm` is traced: statistics are repeated for each channel, and gamma is a part of them."""
+    n, h, w, c = x.shape
+    grouped = x.reshape(n, h, w, 32, c // 32).astype(F32)
+    mean, square = grouped.mean((1, 2, 4)), jnp.square(grouped).mean((1, 2, 4))
+    variance = jnp.maximum(square - jnp.square(mean), 0)
+    mean, variance = (jnp.repeat(s, c // 32, -1).reshape(n, 1, 1, c) for s in (mean, variance))
+    scale = jax.lax.rsqrt(variance + 1e-6) * gamma.reshape(1, 1, 1, c)
+    return cast(jax.nn.silu(((x.astype(F32) - mean) * scale + 0.5).astype(x.dtype)))
+
+
 def masked_softmax(x: Array) -> Array:
     wide = jnp.where(x > -1, x.astype(F32), -jnp.inf)
     return cast(jax.nn.softmax(wide), E5M2, 1e-3)
@@ -74,6 +85,8 @@ CASES: dict[str, tuple[Callable[..., Array], tuple[tuple[int, ...], ...]]] = {
         lambda x, y, t: norm_and_silu(jnp.concatenate([x, y], -1) * 2 + t[:, None, None]),
         ((2, 8, 8, 1280), (2, 8, 8, 1280), (2, 2560)),
     ),
+    "group norm of Flax": (group_norm_of_flax, (IMAGE, (1, 320))),
+    "group norm of Flax, of one image": (group_norm_of_flax, ((1, 16, 32, 320), (1, 320))),
     "group norm by variance": (group_norm_by_variance, (IMAGE,)),
     "group norm and numbers of groups": (
         lambda x, s: cast((group_norm(x, affine(320)).reshape(2, 256, 32, 10) * s[:, None, :, None]).reshape(x.shape)),

@@ -136,6 +136,11 @@ def test_operands_of_a_norm() -> None:
     assert problem.statistics is not None
     assert (problem.statistics.period, problem.statistics.width) == (512, 20)
 
+    for name in ("group norm of Flax", "group norm of Flax, of one image"):
+        problem = only(name)
+        assert problem.statistics is not None
+        assert sum(isinstance(operand, Table) and operand.size > 1 for operand in problem.operands) == 1  # gamma
+
     problem = only("layer norm")
     assert [type(operand) for operand in problem.operands] == [Matrix, Table, Table, Table]
     assert problem.reduces

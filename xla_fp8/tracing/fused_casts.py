@@ -117,7 +117,9 @@ class _Walk:
             producer = self.flow.producer.get(atom)
             if producer is None:
                 self.read.add(atom)
-            elif spread in ("all", "row", "group") or (spread == "one" and _is_known(self.flow.equations[producer])):
+            elif spread in ("all", "row", "column", "group") or (
+                spread == "one" and _is_known(self.flow.equations[producer])
+            ):
                 self.is_consistent &= self.spread.setdefault(producer, spread) == spread
                 heapq.heappush(self.pending, -producer)
                 if is_summed:
@@ -141,7 +143,11 @@ class _Walk:
             return True
         if not all(map(_is_operand, equation.invars)):
             return False
-        if index in self.summed and spread in ("row", "group"):  # statistics of statistics; XLA makes the inner ones
+        if index in self.summed and spread in (
+            "row",
+            "column",
+            "group",
+        ):  # statistics of statistics; XLA makes the inner ones
             return False
         if name in problems.REDUCTIONS:
             if spread == "group":
@@ -172,7 +178,7 @@ class _Walk:
         """
         equation = self.flow.equations[index]
         [result] = equation.outvars
-        if result.aval.dtype not in _NARROW or not self.rows.hold(result):
+        if result.aval.dtype not in _NARROW or not self.rows.hold(result) or equation.primitive.name in _RESHAPES:
             return False
         is_made = index in self.taken and not self._has_numbers_of_images(equation)
         return is_made or self._is_needed_outside(index)
@@ -226,7 +232,7 @@ class _Walk:
             return True
         if self.flow.equations[producer].primitive.name in _MOVES:
             return False
-        return producer in self.taken or self._is_read_outside(producer)
+        return producer in self.taken or self._is_needed_outside(producer)
 
 
 def _spreads(equation: Equation, of: Spread, rows: Rows) -> list[tuple[Any, Spread | Table | None]]:
@@ -296,7 +302,11 @@ class _Translation:
             of = self.spread_of(equation)
             for atom, spread in _spreads(equation, of, rows):
                 self.spread[atom] = spread
-                if spread == "group" and of == "all" and (table := rows.table_of(atom, equation)) is not None:
+                if (
+                    spread == "group"
+                    and of in ("all", "column")
+                    and (table := rows.table_of(atom, equation)) is not None
+                ):
                     self.groups.add(table)
 
     def spread_of(self, equation: Equation) -> Spread:
@@ -458,6 +468,8 @@ class _Program:
         spread = self.translation.spread_of(equation)
         if spread == "row":
             return Table(dtype, self.rows.count, 1)
+        if spread == "column" and element_count(atom) == element_count(equation.outvars[0]):
+            return self.rows.table_by_column(element_count(atom))
         [found] = self.translation.groups if spread == "group" else [self.rows.table_of(atom, equation)]
         assert found is not None, "such an equation is not computed"
         return found

@@ -12,8 +12,8 @@ import numpy as np
 from xla_fp8.backends.fused_cast.problem import Table
 from xla_fp8.tracing.equations import Equation, is_literal
 
-Spread = Literal["all", "row", "group", "one"]
-"""A number for each element, one for each row, one for each group of columns of each image, or one for all."""
+Spread = Literal["all", "row", "column", "group", "one"]
+"""A number for each element, one for each row, for each column or group of columns of each image, or one for all."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,18 +82,45 @@ class Rows:
         count, shape = element_count(atom), equation.outvars[0].aval.shape
         if count == 1:
             return "one"
+        if of == "column":
+            return self._spread_by_column(atom, equation)
         if of != "all":
             return of if count == math.prod(shape) else None
         if count == self.size:
             return "all"
         table = self.table_of(atom, equation)
-        if table is None or table.period != 1:
-            return "group" if table is not None and table.is_by_group else table
-        return "row"
+        if table is None or (table.period == 1 and table.columns):
+            return None
+        if table.period == 1:
+            return "row"
+        return "group" if table.is_by_group else "column" if table.is_by_column else table
+
+    def _spread_by_column(self, atom: Any, equation: Equation) -> Spread | None:
+        [result] = equation.outvars
+        if element_count(atom) == element_count(result):
+            return "column"
+        table = self.table_of(atom, equation)
+        if table is None or (table.period > 1 and not table.columns):
+            return None
+        return "column" if table.is_by_column else "group" if table.is_by_group else None
 
     def table_of(self, atom: Any, equation: Equation) -> Table | None:
-        """An operand of an equation whose result is of all elements, as a table; None where it is none."""
-        return self.table(_aligned_shape(atom, equation), equation.outvars[0].aval.shape)
+        """An operand of an equation as a table; None where it is none.
+
+        The result is of all elements, or of a number for each column, of each image or of all.
+        """
+        [result] = equation.outvars
+        images = self if self.hold(result) else Rows(element_count(result) // self.columns, self.columns)
+        table = images.table(_aligned_shape(atom, equation), result.aval.shape)
+        if table is None or images is self:
+            return table
+        return dataclasses.replace(table, period=table.period * (self.count // images.count))
+
+    def table_by_column(self, count: int) -> Table:
+        """As many numbers as there are columns, or columns of images."""
+        images = count // self.columns
+        period = self.count // images if images > 1 else 0
+        return Table(np.dtype(np.float32), count, period, self.columns, ((1, self.columns, 1),))
 
     def table(self, aligned: Sequence[int], shape: Sequence[int]) -> Table | None:
         """How an operand of the shape `aligned` is spread over `shape`, that of all elements; None where no table
@@ -114,8 +141,6 @@ class Rows:
         if within and (times := math.prod(shape[leading : within[0]])) > 1:  # the numbers start again within a row
             columns.insert(0, (self.columns // times, times, 0))
         period = self.count // math.prod(shape[:images]) if across else 0
-        if period == 1 and within:
-            return None
         return Table(np.dtype(np.float32), math.prod(aligned), period, pitch, tuple(columns))
 
     def _leading(self, shape: Sequence[int]) -> int | None:
