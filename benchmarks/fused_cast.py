@@ -5,7 +5,8 @@
 A row is a program that ends in FP8 and begins at tensors in bf16. Several calls on tensors of their own are in one
 jit, one behind the other, and the times taken as `benchmarks.conv.timing` does. "floor" is what a device copy of the
 same run would take for the bytes: each tensor read once, but twice of a group norm's that is larger than the L2 cache,
-and the result written. A group norm is two kernels, of which the rows named "sums" time the first, beside XLA's sums.
+and the result written. A group norm of large images is two kernels, of which the rows named "sums" time the first,
+beside XLA's sums.
 """
 
 from __future__ import annotations
