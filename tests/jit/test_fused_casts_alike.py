@@ -15,7 +15,7 @@ from jax import export, lax
 from jax.extend import core
 
 import xla_fp8
-from examples.networks.layers import layer_norm
+from examples.networks.layers import group_norm, layer_norm
 from tests.fused_casts import E4M3, F32, IMAGE, ROWS, Array, affine, cast, normal, rms
 from xla_fp8 import _jax_compat
 from xla_fp8.backends.depthwise.device import hopper_gpu
@@ -104,6 +104,19 @@ def test_statistics_of_places_that_come_again() -> None:
         return cast(jax.nn.silu((wide - mean) * lax.rsqrt(variance + 1e-5)).reshape(x.shape))
 
     check(normalized, normal(IMAGE))
+
+
+@pytest.mark.parametrize("channels", [256, 1024])
+def test_numbers_for_each_line_of_an_image(channels: int) -> None:
+    """A program of statistics, and one of whole images, have rows of several lines."""
+    lines = jnp.asarray(np.random.default_rng(1).uniform(0.5, 2, (16, 1, channels)), F32)
+
+    def normalized(x: Array) -> Array:
+        return group_norm(x.astype(F32), affine(channels)).astype(F32)
+
+    x = normal((1, 16, 16, channels))
+    check(lambda x, lines: cast(jax.nn.silu(normalized(x) * lines)), x, lines)
+    check(lambda x, lines: cast(jax.nn.silu(normalized(x * lines))), x, lines, is_fused=False)
 
 
 def test_a_reshape_that_transposes() -> None:

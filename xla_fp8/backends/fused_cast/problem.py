@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -239,6 +240,8 @@ def _tiling_of_images(problem: FusedCast) -> Tiling | None:
     statistics = problem.statistics
     if statistics is None or problem.reduces or problem.rows * problem.columns > _LARGEST_SIZE_OF_IMAGES:
         return None
+    if not _are_of_images(problem.operands, statistics.period):
+        return None
     rows, own = statistics.period, math.lcm(statistics.width, 8)  # 16 bytes
     own *= -(-_LEAST_COLUMNS // own)
     columns = 1 << (own - 1).bit_length()
@@ -251,6 +254,12 @@ def _tiling_of_images(problem: FusedCast) -> Tiling | None:
 
 def _widths_of_parts(problem: FusedCast | Statistics) -> list[int]:
     return [part.width for operand in problem.operands if isinstance(operand, Joined) for part in operand.parts]
+
+
+def _are_of_images(operands: Iterable[Operand], period: int) -> bool:
+    """Whether the tables by column and the numbers of a program are the same in all rows of an image."""
+    periods = (operand.period for operand in operands if isinstance(operand, Table) and operand.period > 1)
+    return all(rows % period == 0 for rows in periods)
 
 
 def _periods(problem: FusedCast) -> list[int]:
@@ -283,6 +292,8 @@ def parts_of(statistics: Statistics) -> Parts | No:
 
     Few columns make many programs of few parts: the cast's programs have to add those up.
     """
+    if not _are_of_images(statistics.operands, statistics.period):
+        return No("sums of what is multiplied by other numbers in other rows of an image")
     columns = math.gcd(statistics.columns, _LEAST_COLUMNS, *_widths_of_parts(statistics))
     rows = math.gcd(statistics.period, 32)
     warps = rows * columns // 256
