@@ -1,7 +1,7 @@
 """The arithmetic of a program, node by node, on lists of tiles.
 
-Exponentials and reciprocals are the device's approximate ones (2 ulp in f32); XLA spends several instructions around each
-for numbers that FP8 cannot tell apart.
+Exponentials and reciprocals are the device's approximate ones (2 ulp in f32); XLA spends several instructions around
+each for numbers that FP8 cannot tell apart.
 """
 
 from __future__ import annotations
