@@ -144,7 +144,7 @@ def rows() -> list[Row]:
         *found,
         Row("layer norm (256, 56, 56, 96)", _layer_norm, ((256, 56, 56, 96),)),
         Row("layer norm (256, 14, 14, 384)", _layer_norm, ((256, 14, 14, 384),)),
-        Row("rms norm (8192, 4096)", _rms_norm, ((8192, 4096),)),
+        Row("rms norm (8192, 2048)", _rms_norm, ((8192, 2048),)),
         Row("swiglu (8192, 14336)", _swiglu, ((8192, 28672),)),
     ]
 

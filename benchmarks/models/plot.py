@@ -9,6 +9,7 @@ from benchmarks.models.rows import BASELINE, Row
 
 _COLOURS = {
     "convolution": "#3b6ea5",
+    "depthwise": "#1f4e79",
     "matmul": "#6fa8dc",
     "attention": "#a3c9e8",
     "quantization": "#d9822b",
@@ -50,7 +51,7 @@ def plot(rows: list[Row], found: dict[str, Any], path: Path) -> bool:
     axis.set(xlabel="time of a step, that of bf16 being 1")
     axis.margins(x=0.2)
     handles = [pyplot.Rectangle((0, 0), 1, 1, color=colour) for colour in _COLOURS.values()]
-    axis.legend(handles, _COLOURS, ncols=len(_COLOURS) // 2, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+    axis.legend(handles, _COLOURS, ncols=-(-len(_COLOURS) // 2), loc="lower center", bbox_to_anchor=(0.5, 1.0))
     figure.savefig(path, bbox_inches="tight", metadata={"Date": None})
     pyplot.close(figure)
     return True

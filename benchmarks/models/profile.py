@@ -39,6 +39,7 @@ _TARGETS = (
 _KERNELS = (
     (re.compile(r"fmha|flash|sdpa"), "attention"),
     (re.compile(r"depthwise|grouped_direct"), "depthwise"),
+    (re.compile(r"fused_cast|quantize"), "quantization"),
     (re.compile(r"fprop|dgrad|wgrad|conv2d|implicit|mosaic"), "convolution"),
     (re.compile(r"gemm|nvjet|cutlass"), "matmul"),
     (re.compile(r"memcpy|memset", re.IGNORECASE), "copies"),

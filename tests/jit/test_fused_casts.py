@@ -339,7 +339,7 @@ def test_pieces_of_groups() -> None:
 
 
 def test_tiles() -> None:
-    for rows, columns, reduces in ((65536, 320, True), (128, 1280, True), (2048, 4096, True), (512, 96, False)):
+    for rows, columns, reduces in ((65536, 320, True), (128, 1280, True), (2048, 2048, True), (512, 96, False)):
         nodes = (Node("reduce_sum", (0,)), Node("mul", (0, 1))) if reduces else (Node("square", (0,)),)
         problem = FusedCast(rows, columns, np.dtype(E4M3), (Matrix(np.dtype(BF16), columns),), nodes, len(nodes))
         tiling = tiling_of(problem)
@@ -349,3 +349,6 @@ def test_tiles() -> None:
         assert tiling.tiles * tiling.columns == columns or not reduces
     odd = FusedCast(512, 100, np.dtype(E4M3), (Matrix(np.dtype(BF16), 100),), (Node("square", (0,)),), 1)
     assert isinstance(tiling_of(odd), No)
+    nodes = (Node("reduce_sum", (0,)), Node("mul", (0, 1)))
+    wide = FusedCast(2048, 4096, np.dtype(E4M3), (Matrix(np.dtype(BF16), 4096),), nodes, 2)
+    assert isinstance(tiling_of(wide), No)  # a tile of few rows of 128 elements, too few for the threads
