@@ -37,7 +37,8 @@ _L2_BYTES = 50e6
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """
+    """A program that is timed.
+
     Attributes:
         function: of tensors in bf16, of these shapes; its result is FP8.
         reads: how often memory must be read.

@@ -19,7 +19,8 @@ from jax.experimental.pallas import triton
 from xla_fp8.backends.fused_cast.problem import Constant, Node
 
 Tiles = list[Any]
-"""A value of a program: [R,B] for each tile, or [1,B] where rows are alike; one [R,1] or number where tiles are."""
+"""A value of a program: for each tile [R,B], or [1,B] where its rows are alike; where all tiles are alike one for all,
+[R,1] or a number."""
 
 
 class Groups(Tiles):

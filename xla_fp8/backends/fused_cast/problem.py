@@ -47,10 +47,12 @@ REDUCTIONS = frozenset({"reduce_max", "reduce_min", "reduce_sum"})
 _TYPES = ("float8_e4m3fn", "float8_e5m2")
 _LARGEST_SIZE = 2**31 - 2**20
 _LARGEST_SIZE_OF_IMAGES = 2**23
+"""Elements of a tensor whose programs make sums of whole images: of larger ones a launch is little of the time."""
 _LEAST_COLUMNS = 32
 _MOST_TILES = 32
 _MOST_TILES_IN_FLIGHT = 8
 _FEW_PARTS, _MOST_PARTS = 8, 32
+"""Of the rows of an image, with many programs for each part and with few."""
 _MULTIPROCESSORS = 132
 
 
@@ -77,7 +79,8 @@ class Table:
         index = row // period * pitch + sum(column // stride % size * step for stride, size, step in columns)
 
     Attributes:
-        period: rows in a row that read the same; 0 where all do.
+        period: how many rows, one after the other, read the same numbers; 0 where all do.
+        pitch: from the numbers of one period to those of the next.
         columns: (stride, size, step) for each dimension of the table that lies within a row; in front of them one of
             step 0 where the numbers start again within a row.
         size: how many numbers there are.
@@ -111,7 +114,8 @@ class Constant:
 
 @dataclasses.dataclass(frozen=True)
 class Node:
-    """
+    """An operation of a program.
+
     Attributes:
         op: one of `ELEMENTWISE` or `REDUCTIONS`.
         operands: positions among operands and nodes, which follow them; or constants.
@@ -169,7 +173,8 @@ Operand = Matrix | Joined | Table | Sums
 
 @dataclasses.dataclass(frozen=True)
 class FusedCast:
-    """
+    """A program whose last value is cast.
+
     Attributes:
         result: what is written: the position of a value, or, where that is clamped to what `dtype` holds, of the value
             before: the cast saturates.
