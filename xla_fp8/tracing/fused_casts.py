@@ -194,19 +194,15 @@ class _Walk:
         tables = [self.rows.table_of(atom, reader) for atom, reader in read if not self.rows.hold(atom)]
         return any(table is not None and table.period > 1 and bool(table.columns) for table in tables)
 
-    def _is_read_outside(self, index: int) -> bool:
-        made = self.flow.equations[index].outvars
-        readers = (reader for variable in made for reader in self.flow.consumers.get(variable, ()))
-        return not self.results.isdisjoint(made) or not self.absorbed.issuperset(readers)
-
     def _is_small(self) -> bool:
         return len(self.absorbed) <= _MOST_EQUATIONS and sum(map(self.rows.hold, self.read)) <= _MOST_TENSORS
 
     def _is_needed_outside(self, index: int) -> bool:
         """Whether something outside reads a result, or what is computed with it."""
         made = self.flow.equations[index].outvars
-        readers = (reader for variable in made for reader in self.flow.consumers.get(variable, ()))
-        return self._is_read_outside(index) or not self.shared.isdisjoint(readers)
+        readers = {reader for variable in made for reader in self.flow.consumers.get(variable, ())}
+        is_read = not self.results.isdisjoint(made) or not readers <= self.absorbed
+        return is_read or not self.shared.isdisjoint(readers)
 
     def _is_worth_it(self) -> bool:
         arithmetic = [
