@@ -10,11 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 
 import xla_fp8
-from examples.networks.layers import group_norm, layer_norm
+from tests.scripts import load_script
 
 Array = jax.Array
 E4M3, E5M2, F32, BF16 = jnp.float8_e4m3fn, jnp.float8_e5m2, jnp.float32, jnp.bfloat16
 IMAGE, ROWS = (2, 16, 16, 320), (2, 256, 320)
+
+_layers = load_script("examples/networks/layers.py")
+group_norm, layer_norm = _layers.group_norm, _layers.layer_norm
 
 
 def normal(shape: tuple[int, ...], dtype: Any = BF16, seed: int = 0) -> Array:

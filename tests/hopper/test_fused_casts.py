@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 import xla_fp8
-from examples.networks.layers import group_norm, layer_norm
-from tests.fused_casts import CASES, E4M3, Array, affine, cast, normal, of
+from tests.fused_casts import CASES, E4M3, Array, affine, cast, group_norm, layer_norm, normal, of
 from xla_fp8.backends.fused_cast import kernel, statistics
 
 pytestmark = pytest.mark.hopper

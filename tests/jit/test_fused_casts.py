@@ -13,9 +13,23 @@ import pytest
 from jax.extend import core
 
 import xla_fp8
-from examples.networks.layers import layer_norm
 from tests.backends.quantize.test_lowering import lowered
-from tests.fused_casts import BF16, CASES, E4M3, F32, IMAGE, ROWS, Array, affine, cast, norm_and_silu, normal, of, rms
+from tests.fused_casts import (
+    BF16,
+    CASES,
+    E4M3,
+    F32,
+    IMAGE,
+    ROWS,
+    Array,
+    affine,
+    cast,
+    layer_norm,
+    norm_and_silu,
+    normal,
+    of,
+    rms,
+)
 from xla_fp8 import _jax_compat
 from xla_fp8.backends.fused_cast import kernel, statistics
 from xla_fp8.backends.fused_cast.problem import (

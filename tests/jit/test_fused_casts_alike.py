@@ -15,8 +15,7 @@ from jax import export, lax
 from jax.extend import core
 
 import xla_fp8
-from examples.networks.layers import group_norm, layer_norm
-from tests.fused_casts import E4M3, F32, IMAGE, ROWS, Array, affine, cast, normal, rms
+from tests.fused_casts import E4M3, F32, IMAGE, ROWS, Array, affine, cast, group_norm, layer_norm, normal, rms
 from xla_fp8 import _jax_compat
 from xla_fp8.backends.depthwise.device import hopper_gpu
 from xla_fp8.backends.fused_cast import kernel
