@@ -35,8 +35,8 @@ from jax import lax
 from benchmarks.conv.timing import Contestant, Timing, short, time_in_turn
 from xla_fp8.backends.depthwise import filter_gradient, forward
 from xla_fp8.backends.depthwise.convolution import OPERANDS, Convolution, Part
-from xla_fp8.backends.depthwise.device import hopper_gpu
 from xla_fp8.backends.depthwise.problem import Problem
+from xla_fp8.backends.triton.device import hopper_gpu
 
 XLA = "xla"
 PARTS: tuple[Part, ...] = ("output", "filter", "input")

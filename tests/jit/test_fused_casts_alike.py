@@ -17,11 +17,11 @@ from jax.extend import core
 import xla_fp8
 from tests.fused_casts import E4M3, F32, IMAGE, ROWS, Array, affine, cast, group_norm, layer_norm, normal, rms
 from xla_fp8 import _jax_compat
-from xla_fp8.backends.depthwise.device import hopper_gpu
 from xla_fp8.backends.fused_cast import kernel
 from xla_fp8.backends.fused_cast.arithmetic import computed
 from xla_fp8.backends.fused_cast.problem import FusedCast, Matrix, Node, supports
 from xla_fp8.backends.quantize import choice
+from xla_fp8.backends.triton.device import hopper_gpu
 from xla_fp8.tracing.equations import is_literal
 from xla_fp8.tracing.fused_casts import implementation
 from xla_fp8.tracing.options import Options

@@ -144,11 +144,8 @@ class _Walk:
             return True
         if not all(map(_is_operand, equation.invars)):
             return False
-        if index in self.summed and spread in (
-            "row",
-            "column",
-            "group",
-        ):  # statistics of statistics; XLA makes the inner ones
+        # Of statistics of statistics XLA makes the inner ones.
+        if index in self.summed and spread in ("row", "column", "group"):
             return False
         if name in problems.REDUCTIONS:
             if spread == "group":

@@ -10,9 +10,9 @@ import jax
 
 from xla_fp8 import _jax_compat
 from xla_fp8.backends import autotune, reference_matmul, reference_quantize
-from xla_fp8.backends.depthwise.device import hopper_gpu
 from xla_fp8.backends.protocol import Backend, Implementation, platforms_of
 from xla_fp8.backends.quantize import from_call
+from xla_fp8.backends.triton.device import hopper_gpu
 from xla_fp8.hlo.literal import numpy_dtype
 from xla_fp8.matmul import MatmulCall
 from xla_fp8.quantize_call import PlacedQuantizeCall

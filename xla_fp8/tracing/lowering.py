@@ -13,9 +13,9 @@ import jax
 from jax.interpreters import mlir
 
 from xla_fp8 import _jax_compat
-from xla_fp8.backends.depthwise.device import hopper_gpu
 from xla_fp8.backends.fastest import FastestBackend
 from xla_fp8.backends.registry import missing
+from xla_fp8.backends.triton.device import hopper_gpu
 from xla_fp8.report import Report
 from xla_fp8.tracing import implementation
 from xla_fp8.tracing.equations import Jaxpr

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AbstractDevice, AbstractMesh
 
 import xla_fp8
 from tests import quantize_requests as requests
@@ -19,6 +18,7 @@ from xla_fp8.backends.quantize.atomic import Atomic
 from xla_fp8.backends.quantize.reduction import Reduction
 from xla_fp8.backends.quantize.single_pass import SinglePass
 from xla_fp8.backends.quantize.two_kernels import Settings
+from xla_fp8.backends.triton.device import hopper_gpu
 from xla_fp8.quantization import algorithms
 from xla_fp8.quantization.algorithms import Algorithm, Request
 
@@ -31,14 +31,7 @@ def request_for(shape: tuple[int, ...], **changes: Any) -> Request:
 
 def lowered(function: Any, *arguments: Any) -> str:
     """The StableHLO for CUDA."""
-    if not hasattr(jax.sharding, "use_abstract_mesh"):
-        pytest.skip("this JAX cannot lower for a device that is not there")
-    # JAX 0.10 asks for no device.
-    try:
-        device = AbstractDevice(device_kind="NVIDIA H200", num_cores=132, platform="gpu")  # type: ignore[call-arg]
-    except TypeError:
-        device = AbstractDevice(device_kind="NVIDIA H200", num_cores=132)  # type: ignore[call-arg]
-    with jax.sharding.use_abstract_mesh(AbstractMesh((), (), abstract_device=device)):
+    with hopper_gpu():
         return str(jax.jit(function).trace(*arguments).lower(lowering_platforms=("cuda",)).as_text())
 
 

@@ -147,10 +147,10 @@ class Convolution:
 
     def by_kernel(self, part: Part) -> Callable[..., jax.Array] | None:
         """One of the three as a function of its operands, by a kernel; None where no kernel has it."""
-        # Pallas is imported where a kernel is meant, and not with all of xla_fp8.
         problem = self.problem
         if not self.supported.ok:
             return None
+        # Pallas is imported where a kernel is meant, and not with all of xla_fp8.
         if part == "filter":
             from xla_fp8.backends.depthwise.filter_gradient import filter_gradient
 

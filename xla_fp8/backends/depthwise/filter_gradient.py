@@ -35,11 +35,11 @@ from jax.experimental.pallas import triton
 
 from xla_fp8.backends.depthwise.axis import Axis
 from xla_fp8.backends.depthwise.filter_gradient_configs import Config, configs
-from xla_fp8.backends.depthwise.instructions import to_f32
 from xla_fp8.backends.depthwise.masks import Mask, both, load
 from xla_fp8.backends.depthwise.problem import ALIGNED, Problem
 from xla_fp8.backends.depthwise.products import add_products
-from xla_fp8.backends.quantize.kernels import launch
+from xla_fp8.backends.triton.instructions import to_f32
+from xla_fp8.backends.triton.launch import launch
 
 Row = list[jax.Array | None]
 """Column by column a block [groups, channels]; None is one that is in the padding for every thread."""

@@ -34,10 +34,10 @@ from jax.experimental.pallas import triton
 
 from xla_fp8.backends.depthwise.axis import Axis
 from xla_fp8.backends.depthwise.forward_configs import Config, configs
-from xla_fp8.backends.depthwise.instructions import fma, to_f32
 from xla_fp8.backends.depthwise.masks import Mask, both, load
 from xla_fp8.backends.depthwise.problem import ALIGNED, Problem
-from xla_fp8.backends.quantize.kernels import launch
+from xla_fp8.backends.triton.instructions import fma, to_f32
+from xla_fp8.backends.triton.launch import launch
 
 Sums = dict[tuple[int, int], jax.Array]
 """The results of a tile, by row and column, each a block of one number for every channel of every thread; f32."""

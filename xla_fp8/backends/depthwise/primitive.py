@@ -17,8 +17,8 @@ from jax.interpreters import ad, batching, mlir
 
 from xla_fp8 import _jax_compat
 from xla_fp8.backends.depthwise.convolution import OPERANDS, Convolution, Part
-from xla_fp8.backends.depthwise.device import hopper_gpu
 from xla_fp8.backends.quantize.request import runs_on
+from xla_fp8.backends.triton.device import hopper_gpu
 
 PRIMITIVE = "xla_fp8_depthwise"
 
@@ -69,15 +69,13 @@ def _transpose(position: int, cotangent: Any, *operands: Any, convolution: Convo
 def _batch(arguments: Sequence[Any], dims: Sequence[Any], *, convolution: Convolution, part: Part) -> tuple[Any, int]:
     """Images of several examples are more images. A filter for each example, or its gradient, is left to lax."""
     are_images = [operand != "filter" for operand in OPERANDS[part]]
-    if part == "filter" or [dim is not None for dim in dims] != are_images:
-        return jax.vmap(functools.partial(convolution.by_lax, part), tuple(dims))(*arguments), 0
     position = are_images.index(True)
-    operand = OPERANDS[part][position]
-    at, x = convolution.batch_dimension(operand), arguments[position]
-    examples = x.shape[dims[position]]
-    folded = convolution.with_batch(examples)
-    if not folded.supported.ok:
+    operand, x = OPERANDS[part][position], arguments[position]
+    is_folded = part != "filter" and [dim is not None for dim in dims] == are_images
+    folded = convolution.with_batch(x.shape[dims[position]]) if is_folded else None
+    if folded is None or not folded.supported.ok:
         return jax.vmap(functools.partial(convolution.by_lax, part), tuple(dims))(*arguments), 0
+    at, examples = convolution.batch_dimension(operand), x.shape[dims[position]]
     x = jax.numpy.moveaxis(x, dims[position], at).reshape(folded.shape(operand))
     y = _bind(folded, part, *(x if is_image else a for a, is_image in zip(arguments, are_images, strict=True)))
     at = convolution.batch_dimension(part)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import jax
-import jax.numpy as jnp
-from jax.experimental.pallas import triton
+
+from xla_fp8.backends.triton.instructions import inline_ptx
 
 
 def add_products(total: jax.Array, products: Sequence[tuple[jax.Array, jax.Array]], *, interpret: bool) -> jax.Array:
@@ -25,15 +25,8 @@ def add_products(total: jax.Array, products: Sequence[tuple[jax.Array, jax.Array
             total = total + a * b
         return total
     factors = [factor for product in products for factor in product]
-    (result,) = triton.elementwise_inline_asm(
-        ptx(len(products)),
-        args=[total, *factors],
-        # The result must not share a register with the factors that are read after it is written first: "&".
-        constraints="=&f,f" + ",f" * len(factors),
-        pack=1,
-        result_shape_dtypes=[jax.ShapeDtypeStruct(total.shape, jnp.float32)],  # type: ignore[no-untyped-call]
-    )
-    return result
+    # The result must not share a register with the factors that are read after it is written first: "&".
+    return inline_ptx(ptx(len(products)), total, *factors, constraints="=&f,f" + ",f" * len(factors))
 
 
 def ptx(products: int) -> str:

@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.experimental.pallas import triton
 
 from xla_fp8.backends.fused_cast.problem import Constant, Node
+from xla_fp8.backends.triton.instructions import inline_ptx
 
 Tiles = list[Any]
 """A value of a program: for each tile [R,B], or [1,B] where its rows are alike; where all tiles are alike one for all,
@@ -126,17 +126,7 @@ _REDUCED: dict[str, tuple[Callable[..., jax.Array], Callable[..., jax.Array]]] =
 def _instruction(text: str) -> Callable[[jax.Array], jax.Array]:
     """A PTX instruction of one f32 operand."""
 
-    def function(x: jax.Array) -> jax.Array:
-        (result,) = triton.elementwise_inline_asm(
-            f"{text} $0, $1;",
-            args=[x],
-            constraints="=r,r",
-            pack=1,
-            result_shape_dtypes=[jax.ShapeDtypeStruct(x.shape, jnp.float32)],  # type: ignore[no-untyped-call]
-        )
-        return result
-
-    return function
+    return lambda x: inline_ptx(f"{text} $0, $1;", x, constraints="=r,r")
 
 
 def _erfc(x: jax.Array) -> jax.Array:

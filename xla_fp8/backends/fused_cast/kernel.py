@@ -22,6 +22,7 @@ from xla_fp8.backends.fused_cast.arithmetic import Groups, Tiles, computed, oper
 from xla_fp8.backends.fused_cast.loads import Place, loaded
 from xla_fp8.backends.fused_cast.problem import FusedCast, Sums, Tiling, tiling_of
 from xla_fp8.backends.protocol import No
+from xla_fp8.backends.triton.launch import launch
 
 NAME = "fused_cast"
 
@@ -46,21 +47,15 @@ def run(problem: FusedCast, operands: Sequence[jax.Array], interpret: bool = Fal
         own = problem.statistics.array_count
         sums = statistics.run(problem.statistics, operands[:own], interpret)
         operands = [sums, *operands[own:]]
-    everywhere = pl.BlockSpec(memory_space=pl.ANY)
-    # Inside shard_map results vary over the mesh axes that the operands vary over; Pallas wants that said.
-    varying = jax.typeof(operands[0]).manual_axis_type
-    result: jax.Array = pl.pallas_call(
+    (result,) = launch(
         functools.partial(_kernel, problem, tiling, interpret),
-        out_shape=jax.ShapeDtypeStruct(  # type: ignore[no-untyped-call]
-            (problem.rows, problem.columns), problem.dtype, manual_axis_type=varying
-        ),
-        grid=(problem.rows // tiling.rows * _programs_across(problem, tiling),),
-        in_specs=[everywhere] * len(operands),
-        out_specs=everywhere,
-        compiler_params=triton.CompilerParams(num_warps=tiling.warps, num_stages=1),
-        interpret=interpret,
+        operands,
+        [((problem.rows, problem.columns), problem.dtype)],
         name=NAME,
-    )(*operands)
+        programs=problem.rows // tiling.rows * _programs_across(problem, tiling),
+        warps=tiling.warps,
+        interpret=interpret,
+    )
     return result
 
 

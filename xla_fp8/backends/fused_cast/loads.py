@@ -12,9 +12,9 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-from xla_fp8.backends.depthwise.instructions import to_f32
 from xla_fp8.backends.fused_cast.arithmetic import Tiles
 from xla_fp8.backends.fused_cast.problem import Joined, Matrix, Table
+from xla_fp8.backends.triton.instructions import to_f32
 
 
 @dataclasses.dataclass(frozen=True)

@@ -26,6 +26,7 @@ from xla_fp8.backends.fused_cast.arithmetic import Groups, Tiles, computed, oper
 from xla_fp8.backends.fused_cast.loads import Place, loaded
 from xla_fp8.backends.fused_cast.problem import Parts, Statistics, Sums, most_spanned, parts_of
 from xla_fp8.backends.protocol import No
+from xla_fp8.backends.triton.launch import launch
 
 NAME = "fused_cast_statistics"
 
@@ -40,21 +41,15 @@ def run(statistics: Statistics, operands: Sequence[jax.Array], interpret: bool =
     if isinstance(parts, No):
         raise ValueError(parts.reason)
     programs, slots = _programs(statistics, parts), _slots(statistics, parts)
-    everywhere = pl.BlockSpec(memory_space=pl.ANY)
-    result: jax.Array = pl.pallas_call(
+    (result,) = launch(
         functools.partial(_kernel, statistics, parts, interpret),
-        out_shape=jax.ShapeDtypeStruct(  # type: ignore[no-untyped-call]
-            (len(statistics.results) * programs * slots,),
-            np.dtype(np.float32),
-            manual_axis_type=jax.typeof(operands[0]).manual_axis_type,
-        ),
-        grid=(programs,),
-        in_specs=[everywhere] * len(operands),
-        out_specs=everywhere,
-        compiler_params=triton.CompilerParams(num_warps=parts.warps, num_stages=1),
-        interpret=interpret,
+        operands,
+        [((len(statistics.results) * programs * slots,), np.float32)],
         name=NAME,
-    )(*operands)
+        programs=programs,
+        warps=parts.warps,
+        interpret=interpret,
+    )
     return result
 
 

@@ -50,11 +50,15 @@ def _is_resident(request: Request) -> bool:
 def takes_dynamic(size: int, platform: str) -> bool:
     """Whether a quantization of so many elements, by its own amax, that a program spells out is left to kernels."""
     in_range = SMALLEST_OF_PROGRAMS <= size <= requests.LARGEST_SIZE
-    return in_range and requests.runs_on(platform).ok and _is_on_one_device()
+    return in_range and _runs_kernels(platform)
 
 
 def takes_fused(platform: str) -> bool:
     """Whether casts are left to kernels that compute what is in front of them too (`xla_fp8.backends.fused_cast`)."""
+    return _runs_kernels(platform)
+
+
+def _runs_kernels(platform: str) -> bool:
     return requests.runs_on(platform).ok and _is_on_one_device()
 
 

@@ -1,4 +1,4 @@
-"""The two things that quantization kernels do, amax and cast, and how they are launched.
+"""The two things that quantization kernels do, amax and cast.
 
     walk(work, ...)       a program's share of the pieces, forward or backward
     amax_bits(...)        the largest |x| of a piece as bits: an integer
@@ -14,7 +14,7 @@ the memory system (atomic max) joins the blocks.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import jax
@@ -26,6 +26,7 @@ from jax.experimental.pallas import triton
 
 from xla_fp8.backends.quantize.request import Rule
 from xla_fp8.backends.quantize.work import Eviction, Work
+from xla_fp8.backends.triton.launch import launch
 
 Known = Literal["amax", "scale", "multiplier"]
 """What the numbers that a cast is given are: amaxes of parts of the tensor, one scale, or one multiplier."""
@@ -34,44 +35,6 @@ Joined = Literal["atomic", "partial"]
 """How programs join their amaxes: with an atomic max, or each writes its own."""
 
 _MAGNITUDE = np.uint32(0x7FFFFFFF)
-
-
-def launch(
-    kernel: Callable[..., None],
-    inputs: Sequence[jax.Array],
-    outputs: Sequence[tuple[tuple[int, ...], Any]],
-    *,
-    name: str,
-    programs: int,
-    warps: int,
-    interpret: bool,
-    aliases: Mapping[int, int] | None = None,
-) -> Sequence[jax.Array]:
-    """Runs a kernel of references to whole arrays.
-
-    Args:
-        outputs: shape and type of each.
-        programs: size of the grid.
-        aliases: index of an input → index of the output that starts as that input.
-    """
-    everywhere = pl.BlockSpec(memory_space=pl.ANY)
-    # Inside shard_map results vary over the mesh axes that x, the first input, varies over; Pallas wants that said.
-    varying = jax.typeof(inputs[0]).manual_axis_type
-    results = pl.pallas_call(
-        kernel,
-        out_shape=[
-            jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=varying)  # type: ignore[no-untyped-call]
-            for shape, dtype in outputs
-        ],
-        grid=(programs,),
-        in_specs=[everywhere] * len(inputs),
-        out_specs=[everywhere] * len(outputs),
-        input_output_aliases=dict(aliases or {}),
-        compiler_params=triton.CompilerParams(num_warps=warps, num_stages=1),
-        interpret=interpret,
-        name=name,
-    )(*inputs)
-    return list(results)
 
 
 # Inside of kernels

@@ -31,6 +31,7 @@ from xla_fp8.backends.quantize import request as requests
 from xla_fp8.backends.quantize.request import Outcome, Request
 from xla_fp8.backends.quantize.two_kernels import DEFAULT, layout_of, programs_for
 from xla_fp8.backends.quantize.work import Eviction, Flat, Tiled, Work
+from xla_fp8.backends.triton.launch import launch
 from xla_fp8.target import Verdict
 
 _PATIENCE = 1 << 22
@@ -78,7 +79,7 @@ class SinglePass:
         programs = 1 if alone else programs_for(work, self.each)
         copies = layout_of(request)
         results = list(
-            kernels.launch(
+            launch(
                 functools.partial(_kernel, request, work, programs, copies, self.eviction),
                 [x.reshape(work.views[0]), *([] if programs == 1 else [jnp.zeros(2, jnp.uint32)])],
                 [
