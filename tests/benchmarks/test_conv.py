@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import subprocess
@@ -14,6 +13,7 @@ from typing import Any
 import jax
 import pytest
 
+from tests.scripts import load_benchmark
 from xla_fp8.backends.mosaic.backend import MosaicBackend
 from xla_fp8.target import Target
 
@@ -23,10 +23,8 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture(scope="module")
 def bench() -> Any:
     """The modules of the package, which is not installed."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT))
-        names = ("shapes", "programs", "report", "delay")
-        return SimpleNamespace(**{name: importlib.import_module(f"benchmarks.conv.{name}") for name in names})
+    names = ("shapes", "programs", "report", "delay")
+    return SimpleNamespace(**{name: load_benchmark(f"conv.{name}") for name in names})
 
 
 def test_every_shape_is_there_once_and_every_network_comes_early(bench: Any) -> None:

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.scripts import load_benchmark
 
 
 @pytest.fixture(scope="module")
 def bench() -> Any:
     """The module, which is not installed."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT))
-        return importlib.import_module("benchmarks.depthwise")
+    return load_benchmark("depthwise")
 
 
 def test_rows_begin_with_convnext_and_have_kernels(bench: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import time
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.scripts import load_benchmark
 
 SMI = """#!/bin/sh
 case "$*" in
@@ -26,9 +25,8 @@ esac
 
 
 @pytest.fixture
-def gpu_readings(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(ROOT))
-    return importlib.import_module("benchmarks.gpu_readings")
+def gpu_readings() -> Any:
+    return load_benchmark("gpu_readings")
 
 
 def test_clock_and_power_are_summed_up(gpu_readings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

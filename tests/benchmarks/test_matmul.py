@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.scripts import load_benchmark
 
 
 @pytest.fixture(scope="module")
 def matmul() -> Any:
     """The module, which is not installed."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT))
-        return importlib.import_module("benchmarks.matmul")
+    return load_benchmark("matmul")
 
 
 def test_programs_with_mosaic_kernels_are_compiled_where_they_are_measured(matmul: Any) -> None:

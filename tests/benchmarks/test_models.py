@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.scripts import load_benchmark
 from xla_fp8 import hlo
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,10 +25,8 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture(scope="module")
 def bench() -> Any:
     """The modules of the package, which is not installed."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT))
-        names = ("rows", "table", "plot", "profile", "programs", "scheduler", "tune")
-        return SimpleNamespace(**{name: importlib.import_module(f"benchmarks.models.{name}") for name in names})
+    names = ("rows", "table", "plot", "profile", "programs", "scheduler", "tune")
+    return SimpleNamespace(**{name: load_benchmark(f"models.{name}") for name in names})
 
 
 def test_rows_have_names_of_their_own_and_baselines(bench: Any) -> None:

@@ -85,6 +85,14 @@ def only(name: str) -> FusedCast:
     return problem
 
 
+def convolved(x: Array, w: Array) -> Array:
+    """An FP8 convolution, which becomes a graph."""
+    numbers, scale = ("NHWC", "OHWI", "NHWC"), 0.1
+    return xla_fp8.conv_general_dilated(
+        x, w, (1, 1), "SAME", dimension_numbers=numbers, lhs_scale=scale, rhs_scale=scale, out_dtype=BF16
+    )
+
+
 def in_f32(x: Array) -> Array:
     return x.astype(F32)
 
@@ -170,16 +178,7 @@ def test_statistics_of_a_tensor_that_graphs_do_not_make() -> None:
     """Numbers for each channel of each image are added by both kernels, of a large tensor; a small one XLA makes."""
 
     def network(x: Array, w: Array, t: Array) -> Array:
-        y = xla_fp8.conv_general_dilated(
-            x,
-            w,
-            (1, 1),
-            "SAME",
-            dimension_numbers=("NHWC", "OHWI", "NHWC"),
-            lhs_scale=0.1,
-            rhs_scale=0.1,
-            out_dtype=BF16,
-        )
+        y = convolved(x, w)
         return norm_and_silu(y + t[:, None, None])
 
     for images, is_added in ((32, True), (1, False), (2, False)):
@@ -266,16 +265,7 @@ def test_a_graph_keeps_its_epilogue() -> None:
     """The activation and cast behind a convolution are its graph's; the norm in front of the next one is a kernel."""
 
     def network(x: Array, w: Array) -> tuple[Array, Array]:
-        y = xla_fp8.conv_general_dilated(
-            x,
-            w,
-            (1, 1),
-            "SAME",
-            dimension_numbers=("NHWC", "OHWI", "NHWC"),
-            lhs_scale=0.1,
-            rhs_scale=0.1,
-            out_dtype=BF16,
-        )
+        y = convolved(x, w)
         y = y + jnp.arange(64, dtype=BF16)
         return cast(jax.nn.gelu(y * 2)), norm_and_silu(y + 1)
 
