@@ -147,9 +147,11 @@ def profile(run: Callable[[], None], steps: int, kinds: Mapping[str, str]) -> di
     count, begin, end = 0, float("inf"), 0.0
     for op, kernel, at, nanoseconds in _kernels(data):
         begin, end = min(begin, at), max(end, at + nanoseconds)
-        kind = kinds.get(op) or kinds.get(re.sub(r"_(\d+)$", r".\1", kernel)) or _first(_KERNELS, kernel) or "unknown"
+        # Of what runs in a CUDA graph `op` is the graph; XLA's own kernels are named for their instructions.
+        name = op if op in kinds else re.sub(r"_(\d+)$", r".\1", kernel)
+        kind = kinds.get(name) or _first(_KERNELS, kernel) or "unknown"
         ms[kind] += nanoseconds / 1e6 / steps  # type: ignore[assignment]
-        kernels[(kind, op or kernel)] += nanoseconds / 1e6 / steps  # type: ignore[assignment]
+        kernels[(kind, name)] += nanoseconds / 1e6 / steps  # type: ignore[assignment]
         count += 1
     longest = [[kind, name[:80], round(value, 4)] for (kind, name), value in kernels.most_common(25)]
     return {

@@ -10,8 +10,8 @@ from typing import Any
 
 import jax
 
-_ROUND = 0.25  # seconds of one round, at least
-_MOST_STEPS = 200
+_ROUND = 0.25  # seconds of one round, about
+_STEPS = (4, 200)  # of one round, at least and at most
 _LAUNCHES = 3  # so few that the host has not to wait for the device
 
 
@@ -19,7 +19,8 @@ _LAUNCHES = 3  # so few that the host has not to wait for the device
 class Timing:
     """
     Attributes:
-        ms: milliseconds of one step, the median of the rounds.
+        ms: milliseconds of one step, the median of the rounds. The device is busy from the first step on: what the
+            host needs to launch the first one is not in it.
         spread: largest minus least of the rounds, in milliseconds.
         rounds: milliseconds of a step in each round, in order.
         host_ms: milliseconds in which the host launches one step, while the device has nothing else to do.
@@ -38,12 +39,11 @@ def time_steps(step: Callable[[Any, Any], Any], state: Any, batch: Any, rounds: 
     start = time.perf_counter()
     state = run(step, state, batch, 1)
     once = time.perf_counter() - start
-    steps = max(2, min(_MOST_STEPS, int(_ROUND / max(once, 1e-6))))
+    steps = max(_STEPS[0], min(_STEPS[1], int(_ROUND / max(once, 1e-6))))
     samples, launches = [], []
     for _ in range(rounds):
-        start = time.perf_counter()
-        state = run(step, state, batch, steps)
-        samples.append((time.perf_counter() - start) / steps * 1e3)
+        state, seconds = _round(step, state, batch, steps)
+        samples.append(seconds / steps * 1e3)
         start = time.perf_counter()
         for _ in range(_LAUNCHES):
             state, result = step(state, batch)
@@ -52,6 +52,17 @@ def time_steps(step: Callable[[Any, Any], Any], state: Any, batch: Any, rounds: 
         jax.block_until_ready(state)
     ms, host = statistics.median(samples), statistics.median(launches)
     return Timing(ms, max(samples) - min(samples), tuple(samples), host, host > 0.9 * ms), state
+
+
+def _round(step: Callable[[Any, Any], Any], state: Any, batch: Any, steps: int) -> tuple[Any, float]:
+    """Some steps behind one more, from whose end on they are timed: the next is launched by then."""
+    state, first = step(state, batch)
+    state, result = step(state, batch)
+    jax.block_until_ready(first)
+    start = time.perf_counter()
+    del first, result
+    state = run(step, state, batch, steps - 1)
+    return state, time.perf_counter() - start
 
 
 def run(step: Callable[[Any, Any], Any], state: Any, batch: Any, steps: int) -> Any:
