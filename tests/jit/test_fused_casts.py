@@ -39,6 +39,7 @@ from xla_fp8.backends.fused_cast.problem import (
     Matrix,
     Node,
     Parts,
+    Result,
     Statistics,
     Sums,
     Table,
@@ -77,6 +78,10 @@ def _equations(jaxpr: Any) -> list[Any]:
         e for equation in jaxpr.eqns for body in bodies(equation) for e in _equations(getattr(body, "jaxpr", body))
     ]
     return [*jaxpr.eqns, *inner]
+
+
+def in_fp8(value: int) -> Result:
+    return Result("tensor", value, np.dtype(E4M3))
 
 
 def only(name: str) -> FusedCast:
@@ -119,13 +124,13 @@ def test_nan_stays_and_infinity_saturates(value: float, monkeypatch: pytest.Monk
     problem = FusedCast(
         32,
         64,
-        np.dtype(E4M3),
         (Matrix(np.dtype(F32), 64),),
         (Node("max", (0, Constant(-1e38))), Node("min", (1, Constant(np.inf)))),
-        2,
+        (in_fp8(2),),
     )
     x = jnp.zeros((32, 64)).at[3, 5].set(value)
-    y = kernel.run(problem, [x], interpret=True)[3, 5].astype(F32)
+    [y] = kernel.run(problem, [x], interpret=True)
+    y = y[3, 5].astype(F32)
     np.testing.assert_array_equal(y, np.clip(np.float32(value), -448, 448))
 
 
@@ -327,7 +332,11 @@ def test_tiles_of_small_images() -> None:
         image = Matrix(np.dtype(BF16), columns)
         statistics = Statistics(images * period, columns, period, columns // 32, (image,), (), (0,))
         problem = FusedCast(
-            images * period, columns, np.dtype(E4M3), (image, Sums(statistics, 0)), (Node("sub", (0, 1)),), 2
+            images * period,
+            columns,
+            (image, Sums(statistics, 0)),
+            (Node("sub", (0, 1)),),
+            (in_fp8(2),),
         )
         tiling = tiling_of(problem)
         assert isinstance(tiling, Tiling)
@@ -345,14 +354,14 @@ def test_pieces_of_groups() -> None:
 def test_tiles() -> None:
     for rows, columns, reduces in ((65536, 320, True), (128, 1280, True), (2048, 2048, True), (512, 96, False)):
         nodes = (Node("reduce_sum", (0,)), Node("mul", (0, 1))) if reduces else (Node("square", (0,)),)
-        problem = FusedCast(rows, columns, np.dtype(E4M3), (Matrix(np.dtype(BF16), columns),), nodes, len(nodes))
+        problem = FusedCast(rows, columns, (Matrix(np.dtype(BF16), columns),), nodes, (in_fp8(len(nodes)),))
         tiling = tiling_of(problem)
         assert isinstance(tiling, Tiling)
         assert rows % tiling.rows == 0
         assert columns % (tiling.columns * tiling.tiles) == 0
         assert tiling.tiles * tiling.columns == columns or not reduces
-    odd = FusedCast(512, 100, np.dtype(E4M3), (Matrix(np.dtype(BF16), 100),), (Node("square", (0,)),), 1)
+    odd = FusedCast(512, 100, (Matrix(np.dtype(BF16), 100),), (Node("square", (0,)),), (in_fp8(1),))
     assert isinstance(tiling_of(odd), No)
     nodes = (Node("reduce_sum", (0,)), Node("mul", (0, 1)))
-    wide = FusedCast(2048, 4096, np.dtype(E4M3), (Matrix(np.dtype(BF16), 4096),), nodes, 2)
+    wide = FusedCast(2048, 4096, (Matrix(np.dtype(BF16), 4096),), nodes, (in_fp8(2),))
     assert isinstance(tiling_of(wide), No)  # a tile of few rows of 128 elements, too few for the threads

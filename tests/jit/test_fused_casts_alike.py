@@ -19,7 +19,7 @@ from tests.fused_casts import E4M3, F32, IMAGE, ROWS, Array, affine, cast, group
 from xla_fp8 import _jax_compat
 from xla_fp8.backends.fused_cast import kernel
 from xla_fp8.backends.fused_cast.arithmetic import computed
-from xla_fp8.backends.fused_cast.problem import FusedCast, Matrix, Node, supports
+from xla_fp8.backends.fused_cast.problem import FusedCast, Matrix, Node, Result, supports
 from xla_fp8.backends.quantize import choice
 from xla_fp8.backends.triton.device import hopper_gpu
 from xla_fp8.tracing.equations import is_literal
@@ -179,7 +179,8 @@ def test_an_exported_program_takes_no_kernel_along() -> None:
 
 def test_what_there_is_no_kernel_for() -> None:
     def problem(rows: int, dtype: Any) -> FusedCast:
-        return FusedCast(rows, 320, np.dtype(dtype), (Matrix(np.dtype(jnp.bfloat16), 320),), (Node("square", (0,)),), 1)
+        result = Result("tensor", 1, np.dtype(dtype))
+        return FusedCast(rows, 320, (Matrix(np.dtype(jnp.bfloat16), 320),), (Node("square", (0,)),), (result,))
 
     assert supports(problem(2**20, E4M3)).ok
     assert "32 bits" in supports(problem(2**23, E4M3)).reason

@@ -22,7 +22,17 @@ import numpy as np
 
 from xla_fp8 import _jax_compat
 from xla_fp8.backends.fused_cast import problem as problems
-from xla_fp8.backends.fused_cast.problem import Constant, FusedCast, Joined, Matrix, Node, Statistics, Sums, Table
+from xla_fp8.backends.fused_cast.problem import (
+    Constant,
+    FusedCast,
+    Joined,
+    Matrix,
+    Node,
+    Result,
+    Statistics,
+    Sums,
+    Table,
+)
 from xla_fp8.tracing.data_flow import DataFlow
 from xla_fp8.tracing.equations import Equation, Jaxpr, is_literal, variables
 from xla_fp8.tracing.errors import RegionError
@@ -325,10 +335,9 @@ class _Translation:
         problem = FusedCast(
             self.rows.count,
             self.rows.columns,
-            dtype,
             program.operands,
             program.numbered_nodes,
-            program.position(result),
+            (Result("tensor", program.position(result), dtype),),
         )
         return (problem, sources + program.sources) if problems.supports(problem).ok else None
 
@@ -496,6 +505,7 @@ def implementation(jaxpr: Jaxpr) -> Callable[..., list[jax.Array]]:
     [aval] = jaxpr.out_avals
 
     def fused_cast(*inputs: jax.Array) -> list[jax.Array]:
-        return [kernel.run(problem, [inputs[i].reshape(shape) for i, shape in sources]).reshape(aval.shape)]
+        [result] = kernel.run(problem, [inputs[i].reshape(shape) for i, shape in sources])
+        return [result.reshape(aval.shape)]
 
     return fused_cast

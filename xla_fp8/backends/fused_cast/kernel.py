@@ -1,7 +1,6 @@
 """The kernel of a fused cast, in Triton through Pallas.
 
-A program loads its tiles, computes node by node in registers, and stores FP8. The conversion to FP8 saturates and keeps
-NaN by itself.
+A program loads its tiles, computes node by node in registers, and stores the results.
 """
 
 from __future__ import annotations
@@ -12,22 +11,21 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton
 
 from xla_fp8.backends.fused_cast import statistics
 from xla_fp8.backends.fused_cast.arithmetic import Groups, Tiles, computed, operands_of
 from xla_fp8.backends.fused_cast.loads import Place, loaded
 from xla_fp8.backends.fused_cast.problem import FusedCast, Sums, Tiling, tiling_of
+from xla_fp8.backends.fused_cast.results import store
 from xla_fp8.backends.protocol import No
 from xla_fp8.backends.triton.launch import launch
 
 NAME = "fused_cast"
 
 
-def run(problem: FusedCast, operands: Sequence[jax.Array], interpret: bool = False) -> jax.Array:
+def run(problem: FusedCast, operands: Sequence[jax.Array], interpret: bool = False) -> list[jax.Array]:
     """Computes a fused cast.
 
     Args:
@@ -35,7 +33,7 @@ def run(problem: FusedCast, operands: Sequence[jax.Array], interpret: bool = Fal
             statistics are of first.
 
     Returns:
-        [rows, columns], of the problem's type.
+        An array for each of the problem's results.
 
     Raises:
         ValueError: `supports` denies the problem.
@@ -47,16 +45,16 @@ def run(problem: FusedCast, operands: Sequence[jax.Array], interpret: bool = Fal
         own = problem.statistics.array_count
         sums = statistics.run(problem.statistics, operands[:own], interpret)
         operands = [sums, *operands[own:]]
-    (result,) = launch(
+    results = launch(
         functools.partial(_kernel, problem, tiling, interpret),
         operands,
-        [((problem.rows, problem.columns), problem.dtype)],
+        [((problem.rows, problem.columns), result.dtype) for result in problem.results],
         name=NAME,
         programs=problem.rows // tiling.rows * _programs_across(problem, tiling),
         warps=tiling.warps,
         interpret=interpret,
     )
-    return result
+    return list(results)
 
 
 def _programs_across(problem: FusedCast, tiling: Tiling) -> int:
@@ -83,10 +81,8 @@ def _kernel(problem: FusedCast, tiling: Tiling, interpret: bool, *refs: Any) -> 
                 continue
             operands = [_by_column(tiles, problem.statistics.width, place) for tiles in operands]
         values.append(computed(node, operands, interpret))
-    for column, tile in zip(columns, values[problem.result], strict=True):
-        at = refs[-1].at[pl.ds(row, tiling.rows), pl.ds(column, tiling.columns)]
-        mask = place.mask((tiling.rows, tiling.columns))
-        triton.store(at, _saturated(tile, problem.dtype, interpret), mask=mask)
+    for result, ref in zip(problem.results, rest, strict=True):
+        store(result, values[result.value], ref, place)
 
 
 def _sums(problem: FusedCast, refs: Iterator[Any], place: Place) -> dict[Sums, Tiles]:
@@ -111,11 +107,3 @@ def _by_column(tiles: Tiles, width: int, place: Place) -> Tiles:
         is_own = group == lax.broadcasted_iota(jnp.int32, shape, 1)
         found.append(jnp.sum(jnp.where(is_own, tile.reshape(1, -1), 0), axis=1)[None, :])
     return found
-
-
-def _saturated(x: jax.Array, dtype: np.dtype[Any], interpret: bool) -> jax.Array:
-    """The cast of what exceeds the type's largest number, or not. Triton's saturates, with one instruction for two."""
-    if interpret:
-        largest = float(jnp.finfo(dtype).max)  # type: ignore[no-untyped-call]
-        x = jnp.clip(x, -largest, largest)
-    return x.astype(dtype)

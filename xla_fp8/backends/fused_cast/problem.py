@@ -1,9 +1,10 @@
-"""What a fused cast computes: a program on the rows of a matrix, whose last value is written as FP8.
+"""What a fused cast computes: a program on the rows of a matrix, and which of its values are written.
 
     operands   matrices in memory, tables of fewer numbers (by column, by image, by row, or one), and sums of groups of
                columns of each image, which a kernel in front of the cast's makes in parts: its statistics
     nodes      elementwise operations, and sums or maxima over a row
-    result     float8[rows, columns], saturated
+    results    tensors [rows, columns], in FP8 saturated; numbers of each row; the amax of a value; and sums over all
+               rows, one for each column
 
 All is computed in f32, as graphs of convolutions are: what the program rounds to 16 bits on the way is not rounded.
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -44,7 +45,7 @@ ELEMENTWISE = UNARY | BINARY | COMPARISONS | {"clamp", "select_n"}
 REDUCTIONS = frozenset({"reduce_max", "reduce_min", "reduce_sum"})
 """Operations of a node, as JAX names them."""
 
-_TYPES = ("float8_e4m3fn", "float8_e5m2")
+_TYPES = ("float8_e4m3fn", "float8_e5m2", "bfloat16", "float16", "float32")
 _LARGEST_SIZE = 2**31 - 2**20
 _LARGEST_SIZE_OF_IMAGES = 2**23
 """Elements of a tensor whose programs make sums of whole images: of larger ones a launch is little of the time."""
@@ -172,20 +173,31 @@ Operand = Matrix | Joined | Table | Sums
 
 
 @dataclasses.dataclass(frozen=True)
-class FusedCast:
-    """A program whose last value is cast.
+class Result:
+    """What is written of a value; one of fewer numbers than a tensor is repeated where that needs more.
 
     Attributes:
-        result: what is written: the position of a value, or, where that is clamped to what `dtype` holds, of the value
-            before: the cast saturates.
+        kind: "tensor": [rows, columns]. "row": [rows], of a value with a number for each row. "amax": [], the largest
+            of the absolute values, NaN if there is one. "column_sum": [columns], the sum over all rows.
+        value: its position among operands and nodes. The cast to FP8 saturates: of what is clamped to the type's range
+            the value before.
+        dtype: of a tensor e4m3fn, e5m2, bf16, f16 or f32; else f32.
     """
+
+    kind: Literal["tensor", "row", "amax", "column_sum"]
+    value: int
+    dtype: np.dtype[Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class FusedCast:
+    """A program and its results."""
 
     rows: int
     columns: int
-    dtype: np.dtype[Any]
     operands: tuple[Operand, ...]
     nodes: tuple[Node, ...]
-    result: int
+    results: tuple[Result, ...]
 
     @property
     def reduces(self) -> bool:
@@ -326,8 +338,11 @@ def most_spanned(size: int, by: int) -> int:
 
 def supports(problem: FusedCast) -> Verdict:
     """Whether there is a kernel."""
-    if problem.dtype.name not in _TYPES:
-        return No(f"{problem.dtype.name}; Triton converts to {' and '.join(_TYPES)} alone on a Hopper GPU")
+    for result in problem.results:
+        if result.kind != "tensor":
+            return No(f"a result that is a {result.kind}")
+        if result.dtype.name not in _TYPES:
+            return No(f"{result.dtype.name}; Triton converts to {', '.join(_TYPES)} alone on a Hopper GPU")
     if problem.rows * problem.columns > _LARGEST_SIZE:
         return No(f"more than {_LARGEST_SIZE} elements; Pallas' offsets of bytes have 32 bits")
     statistics = problem.statistics
