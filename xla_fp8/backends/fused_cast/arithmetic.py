@@ -38,6 +38,8 @@ def operands_of(node: Node, values: Sequence[Tiles]) -> list[Tiles]:
 def computed(node: Node, operands: Sequence[Tiles], interpret: bool) -> Tiles:
     """What a node computes, exactly where it is interpreted."""
     functions = {**_EXACT, **({} if interpret else _APPROXIMATE)}
+    if node.op == "reduce_sum":  # tiles first: what threads hold is then exchanged once
+        return [jnp.sum(functools.reduce(jnp.add, operands[0]), axis=1, keepdims=True)]
     if node.op in _REDUCED:
         within, join = _REDUCED[node.op]
         return [functools.reduce(join, (within(tile, axis=1, keepdims=True) for tile in operands[0]))]
@@ -107,6 +109,7 @@ _EXACT: Functions = {
     "mul": jnp.multiply,
     "ne": jnp.not_equal,
     "neg": jnp.negative,
+    "one_minus_square": lambda x: 1 - x * x,
     "rsqrt": lax.rsqrt,
     "select_n": _select,
     "sqrt": jnp.sqrt,
@@ -119,7 +122,6 @@ _EXACT: Functions = {
 _REDUCED: dict[str, tuple[Callable[..., jax.Array], Callable[..., jax.Array]]] = {
     "reduce_max": (_of_row_with_nan(jnp.max), _maximum),
     "reduce_min": (_of_row_with_nan(jnp.min), _minimum),
-    "reduce_sum": (jnp.sum, jnp.add),
 }
 
 

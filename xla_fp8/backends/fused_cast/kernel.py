@@ -14,11 +14,11 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from xla_fp8.backends.fused_cast import statistics
+from xla_fp8.backends.fused_cast import parts, statistics
 from xla_fp8.backends.fused_cast.arithmetic import Groups, Tiles, computed, operands_of
 from xla_fp8.backends.fused_cast.loads import Place, loaded
 from xla_fp8.backends.fused_cast.problem import FusedCast, Sums, Tiling, tiling_of
-from xla_fp8.backends.fused_cast.results import store
+from xla_fp8.backends.fused_cast.results import store_rows, store_tensor
 from xla_fp8.backends.protocol import No
 from xla_fp8.backends.triton.launch import launch
 
@@ -45,44 +45,82 @@ def run(problem: FusedCast, operands: Sequence[jax.Array], interpret: bool = Fal
         own = problem.statistics.array_count
         sums = statistics.run(problem.statistics, operands[:own], interpret)
         operands = [sums, *operands[own:]]
-    results = launch(
+    programs = tiling.down * _programs_across(problem, tiling)
+    shapes: dict[str, tuple[tuple[int, ...], Any]] = {
+        "row": ((problem.rows,), jnp.float32),
+        "amax": ((programs,), jnp.uint32),
+        "column_sum": ((tiling.down, problem.columns), jnp.float32),
+    }
+    written = launch(
         functools.partial(_kernel, problem, tiling, interpret),
         operands,
-        [((problem.rows, problem.columns), result.dtype) for result in problem.results],
+        [shapes.get(result.kind, ((problem.rows, problem.columns), result.dtype)) for result in problem.results],
         name=NAME,
-        programs=problem.rows // tiling.rows * _programs_across(problem, tiling),
+        programs=programs,
         warps=tiling.warps,
         interpret=interpret,
     )
-    return list(results)
+    return [
+        parts.whole(result, array) if result.kind in parts.KINDS else array
+        for result, array in zip(problem.results, written, strict=True)
+    ]
 
 
 def _programs_across(problem: FusedCast, tiling: Tiling) -> int:
-    return problem.columns // ((tiling.own or tiling.columns) * tiling.tiles)
+    return problem.columns // tiling.width
 
 
 def _kernel(problem: FusedCast, tiling: Tiling, interpret: bool, *refs: Any) -> None:
     program, across = pl.program_id(0), _programs_across(problem, tiling)
-    row = lax.div(program, across) * tiling.rows
-    first = lax.rem(program, across) * (tiling.own or tiling.columns) * tiling.tiles
+    first, down = lax.rem(program, across) * tiling.width, lax.div(program, across)
     columns = tuple(first + i * tiling.columns for i in range(tiling.tiles))
-    place = Place((row,), columns, tiling.rows, tiling.columns, interpret, tiling.own)
-    rest = iter(refs)
-    sums = _sums(problem, rest, place)
+    inputs, outputs = refs[: -len(problem.results)], refs[-len(problem.results) :]
+
+    def walked(block: Any, carried: list[list[jax.Array]]) -> list[list[jax.Array]]:
+        """Stores what is stored block by block, and joins what is of all rows."""
+        rows = tuple(block * tiling.height + i * tiling.rows for i in range(tiling.below))
+        place = Place(rows, columns, tiling.rows, tiling.columns, 32 * tiling.warps, interpret, tiling.own)
+        values, joined = _values(problem, inputs, place), []
+        for result, so_far, ref in zip(problem.results, carried, outputs, strict=True):
+            tiles = values[result.value]
+            if problem.statistics is not None:
+                tiles = _by_column(tiles, problem.statistics.width, place)
+            if result.kind == "tensor":
+                store_tensor(tiles, ref, place)
+            elif result.kind == "row":
+                store_rows(tiles, ref, place)
+            joined.append(parts.joined(result, so_far, tiles, place) if so_far else so_far)
+        return joined
+
+    carried = [parts.start(result, tiling) for result in problem.results]
+    blocks = problem.rows // tiling.height
+    if blocks == tiling.down:
+        carried = walked(down, carried)
+    else:
+        steps = lax.div(blocks - down + (tiling.down - 1), tiling.down)
+        carried = lax.fori_loop(0, steps, lambda i, so_far: walked(down + i * tiling.down, so_far), carried)
+    for result, so_far, ref in zip(problem.results, carried, outputs, strict=True):
+        if result.kind in parts.KINDS:
+            parts.store(result, so_far, ref, columns, down)
+
+
+def _values(problem: FusedCast, inputs: Sequence[Any], place: Place) -> list[Tiles]:
+    """The values of a block, by position."""
+    refs = iter(inputs)
+    sums = _sums(problem, refs, place)
     values: list[Tiles] = [
-        sums[operand] if isinstance(operand, Sums) else loaded(operand, rest, place) for operand in problem.operands
+        sums[operand] if isinstance(operand, Sums) else loaded(operand, refs, place) for operand in problem.operands
     ]
     for node in problem.nodes:
         operands = operands_of(node, values)
         if any(isinstance(tiles, Groups) for tiles in operands):
             assert problem.statistics is not None
             if all(isinstance(tiles, Groups) or tiles[0].ndim == 0 for tiles in operands):
-                values.append(Groups(computed(node, operands, interpret)))
+                values.append(Groups(computed(node, operands, place.interpret)))
                 continue
             operands = [_by_column(tiles, problem.statistics.width, place) for tiles in operands]
-        values.append(computed(node, operands, interpret))
-    for result, ref in zip(problem.results, rest, strict=True):
-        store(result, values[result.value], ref, place)
+        values.append(computed(node, operands, place.interpret))
+    return values
 
 
 def _sums(problem: FusedCast, refs: Iterator[Any], place: Place) -> dict[Sums, Tiles]:

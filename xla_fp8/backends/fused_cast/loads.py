@@ -24,6 +24,7 @@ class Place:
     Attributes:
         rows, columns: the first ones of each tile, of which one is that of all. They are of one image.
         height, width: of a tile.
+        threads: of a program.
         own: how many of its columns are loaded; None for all.
     """
 
@@ -31,12 +32,18 @@ class Place:
     columns: tuple[Any, ...]
     height: int
     width: int
+    threads: int
     interpret: bool
     own: int | None = None
 
     @property
     def tiles(self) -> list[tuple[Any, Any]]:
         return [(row, column) for row in self.rows for column in self.columns]
+
+    def whole(self, tiles: Tiles) -> Tiles:
+        """A tile of all elements for each place, of a value that may have fewer numbers."""
+        each = tiles * len(self.tiles) if len(tiles) == 1 else tiles
+        return [jnp.broadcast_to(tile, (self.height, self.width)) for tile in each]
 
     def load(self, at: Any, shape: tuple[int, ...]) -> jax.Array:
         """What is at a place in memory, of a shape whose last dimension is that of a tile's columns."""
@@ -86,16 +93,21 @@ def _table(operand: Table, ref: Any, place: Place) -> Tiles:
     start = lax.div(place.rows[0], operand.period) * operand.pitch if operand.period else jnp.int32(0)
     if not operand.columns:
         return [triton.load(ref.at[start]).astype(jnp.float32)]
-    places = [ref.at[_places(operand, start, column, place.width)] for column in place.columns]
-    return [place.load(at, (place.width,)).astype(jnp.float32)[None, :] for at in places]
+    # As many numbers as a program has threads Triton would load once, and hand from thread to thread through shared
+    # memory, behind a barrier: they are loaded as a tile of rows that are alike.
+    shape = (place.height, place.width) if place.width >= place.threads else (place.width,)
+    tiles = [place.load(ref.at[_places(operand, start, column, shape)], shape) for column in place.columns]
+    return [tile.astype(jnp.float32).reshape(-1, place.width) for tile in tiles]
 
 
-def _places(operand: Table, start: Any, column: Any, size: int) -> Any:
-    """Where in a table the numbers of `size` columns from `column` are."""
+def _places(operand: Table, start: Any, column: Any, shape: tuple[int, ...]) -> Any:
+    """Where in a table the numbers of the columns from `column` are; those of rows are alike."""
+    if operand.is_by_column and len(shape) == 1:
+        return pl.ds(start + column, *shape)
+    at = column + lax.broadcasted_iota(jnp.int32, shape, len(shape) - 1)
     if operand.is_by_column:
-        return pl.ds(start + column, size)
-    at = column + lax.iota(jnp.int32, size)
-    places = jnp.full((size,), start, jnp.int32)
+        return start + at
+    places = jnp.full(shape, start, jnp.int32)
     for stride, extent, step in operand.columns:
         places += lax.rem(lax.div(at, jnp.int32(stride)), jnp.int32(extent)) * jnp.int32(step)
     return places

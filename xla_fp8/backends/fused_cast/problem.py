@@ -32,6 +32,7 @@ UNARY = frozenset(
         "integer_pow",
         "logistic",
         "neg",
+        "one_minus_square",
         "rsqrt",
         "sqrt",
         "square",
@@ -55,6 +56,8 @@ _MOST_TILES_IN_FLIGHT = 8
 _FEW_PARTS, _MOST_PARTS = 8, 32
 """Of the rows of an image, with many programs for each part and with few."""
 _MULTIPROCESSORS = 132
+_LEAST_SIZE_OF_LOADS = 4
+"""Elements. With loads of less than 8 bytes an RMS norm of 4096 elements a row was slower than XLA's on an H200."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,6 +208,11 @@ class FusedCast:
         return any(node.op in REDUCTIONS for node in self.nodes)
 
     @property
+    def adds_up(self) -> bool:
+        """Whether there are results of all rows."""
+        return any(result.kind in ("amax", "column_sum") for result in self.results)
+
+    @property
     def statistics(self) -> Statistics | None:
         """What a kernel makes first; one at most."""
         return next((operand.statistics for operand in self.operands if isinstance(operand, Sums)), None)
@@ -212,9 +220,14 @@ class FusedCast:
 
 @dataclasses.dataclass(frozen=True)
 class Tiling:
-    """How a fused cast is cut into programs of `rows` rows and `tiles` tiles of `columns` columns beside each other.
+    """How a fused cast is cut into programs.
 
     Attributes:
+        rows, columns: of a tile.
+        tiles: of a program, beside each other.
+        warps: of a program.
+        below: tiles of a program below each other, whose loads it starts together.
+        down: programs below each other. Each takes every `down`-th block of rows.
         own: of the columns of a program's only tile, those that are its own, where that is all rows of an image and
             whole groups, whose sums it makes itself; else None.
     """
@@ -223,7 +236,19 @@ class Tiling:
     columns: int
     tiles: int
     warps: int
+    down: int
+    below: int = 1
     own: int | None = None
+
+    @property
+    def height(self) -> int:
+        """Rows of a block."""
+        return self.rows * self.below
+
+    @property
+    def width(self) -> int:
+        """Columns of a program."""
+        return (self.own or self.columns) * self.tiles
 
 
 def tiling_of(problem: FusedCast) -> Tiling | No:
@@ -231,6 +256,8 @@ def tiling_of(problem: FusedCast) -> Tiling | No:
     of_images = _tiling_of_images(problem)
     if of_images is not None:
         return of_images
+    if problem.adds_up:
+        return _tiling_of_walks(problem)
     reduces = problem.reduces
     # Where a table of a tile has fewer numbers than the program threads, Triton loads it as the tile needs it; else it
     # goes through shared memory, behind a barrier.
@@ -242,21 +269,60 @@ def tiling_of(problem: FusedCast) -> Tiling | No:
     rows = math.gcd(problem.rows, *_periods(problem), 1 << 30)  # a power of two
     # 16 bytes of 8 elements are a load of a thread. Of a reduction all of a row is in registers.
     threads = 32 * warps
-    while rows * columns > 32 * threads // (4 if reduces else 1) or rows * columns * tiles > 80 * threads:
+    most = 80 * threads // max(1, _tensors(problem.operands))
+    while rows * columns > 32 * threads // (4 if reduces else 1) or rows * columns * tiles > most:
         rows //= 2
     # Of a small tensor fewer, so that every multiprocessor has some programs.
     while rows > 1 and rows * columns > 4 * threads and problem.rows * problem.columns < 528 * rows * columns * tiles:
         rows //= 2
-    # With fewer, loads of less than 8 bytes, an RMS norm of 4096 elements a row was slower than XLA's on an H200.
-    if rows * columns * tiles < 2 * threads or (reduces and rows * columns < 4 * threads):
+    if rows * columns * tiles < 2 * threads or (reduces and rows * columns < _LEAST_SIZE_OF_LOADS * threads):
         return No(f"programs of {rows} rows of {columns * tiles} elements are too small")
-    return Tiling(rows, columns, tiles, warps)
+    return Tiling(rows, columns, tiles, warps, problem.rows // rows)
+
+
+def _tiling_of_walks(problem: FusedCast) -> Tiling | No:
+    """The tiling where programs walk down the rows and add up, in registers, tiles of what they have seen."""
+    height = math.gcd(problem.rows, *_periods(problem), 1 << 30)
+    widths = (problem.columns, *_widths_of_parts(problem))
+    columns = math.gcd(128 if problem.reduces else 64, *widths)
+    size = 8  # elements of a tile for each thread: 16 bytes, and as many registers for each number that is added up
+    if problem.reduces:
+        # Of each element of a row its tensors and sums are in registers: 160 of the 255 that a thread has at most.
+        # Wider tiles have fewer rows; up to 256 columns a row is one warp's, which adds it up without the others.
+        registers = _tensors(problem.operands) + sum(result.kind == "column_sum" for result in problem.results)
+        while problem.columns // columns * size * registers > 160 and math.gcd(2 * columns, *widths) > columns:
+            columns *= 2
+        while problem.columns // columns * size * registers > 160:
+            size //= 2
+    tiles = problem.columns // columns if problem.reduces else 1
+    if columns < _LEAST_COLUMNS or tiles > _MOST_TILES or size < _LEAST_SIZE_OF_LOADS:
+        return No(f"rows of {problem.columns} elements are no few tiles of a power of two")
+    warps = 8 if problem.reduces else 4
+    rows = size * 32 * warps // columns
+    across = problem.columns // (columns * tiles)
+    # Of few rows smaller programs, so that every multiprocessor has some.
+    while rows > height or (warps > 1 and rows > 1 and problem.rows // rows * across < 2 * _MULTIPROCESSORS):
+        rows, warps = rows // 2, max(1, warps // 2)
+    if rows * columns < _LEAST_SIZE_OF_LOADS * 32 * warps:
+        return No(f"programs of {rows} rows of {columns * tiles} elements are too small")
+    # Four loads in flight for each tensor: of a row that is added up there are as many beside each other.
+    below = 1 if problem.reduces else min(4, height // rows)
+    while below > 1 and problem.rows // (rows * below) * across < 4 * _MULTIPROCESSORS:
+        below //= 2
+    # All run at once, or nearly: what programs add up is little to write, and as much work for each.
+    blocks = problem.rows // (rows * below)
+    most = max(1, _MULTIPROCESSORS * (2 if problem.reduces else 8) // across)
+    steps = -(-blocks // most)
+    return Tiling(rows, columns, tiles, warps, -(-blocks // steps), below)
 
 
 def _tiling_of_images(problem: FusedCast) -> Tiling | None:
     """One of whole images and one or two groups, where these are small: another kernel would take longer to start."""
     statistics = problem.statistics
-    if statistics is None or problem.reduces or problem.rows * problem.columns > _LARGEST_SIZE_OF_IMAGES:
+    is_by_row = any(result.kind == "row" for result in problem.results)
+    if statistics is None or problem.reduces or problem.adds_up or is_by_row:
+        return None
+    if problem.rows * problem.columns > _LARGEST_SIZE_OF_IMAGES:
         return None
     if not _are_of_images(problem.operands, statistics.period):
         return None
@@ -267,7 +333,12 @@ def _tiling_of_images(problem: FusedCast) -> Tiling | None:
     is_cut = own > 2 * statistics.width or any(width % own for width in (problem.columns, *joined))
     if is_cut or rows & (rows - 1) or not 2**10 <= rows * columns <= 2**14:
         return None
-    return Tiling(rows, columns, 1, min(8, rows * columns // 2**10), own)
+    return Tiling(rows, columns, 1, min(8, rows * columns // 2**10), problem.rows // rows, own=own)
+
+
+def _tensors(operands: Iterable[Operand]) -> int:
+    """How many numbers of each element a program loads."""
+    return sum(isinstance(operand, Matrix | Joined) for operand in operands)
 
 
 def _widths_of_parts(problem: FusedCast | Statistics) -> list[int]:
@@ -336,11 +407,21 @@ def most_spanned(size: int, by: int) -> int:
     return 1 if size % by == 0 else (by + size - 2) // size + 1
 
 
+def _have_columns(problem: FusedCast) -> list[bool]:
+    """Of each value, whether it has several numbers in a row."""
+    found = [not isinstance(operand, Table) or bool(operand.columns) for operand in problem.operands]
+    for node in problem.nodes:
+        is_of_columns = any(found[o] for o in node.operands if isinstance(o, int))
+        found.append(is_of_columns and node.op not in REDUCTIONS)
+    return found
+
+
 def supports(problem: FusedCast) -> Verdict:
     """Whether there is a kernel."""
+    has_columns = _have_columns(problem)
     for result in problem.results:
-        if result.kind != "tensor":
-            return No(f"a result that is a {result.kind}")
+        if result.kind == "row" and has_columns[result.value]:
+            return No("a result by row of a value that has more than one number in a row")
         if result.dtype.name not in _TYPES:
             return No(f"{result.dtype.name}; Triton converts to {', '.join(_TYPES)} alone on a Hopper GPU")
     if problem.rows * problem.columns > _LARGEST_SIZE:

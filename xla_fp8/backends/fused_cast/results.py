@@ -1,4 +1,4 @@
-"""How the results of a program are stored."""
+"""How tensors and numbers of rows are stored: all of a block's, at once."""
 
 from __future__ import annotations
 
@@ -12,17 +12,22 @@ from jax.experimental.pallas import triton
 
 from xla_fp8.backends.fused_cast.arithmetic import Tiles
 from xla_fp8.backends.fused_cast.loads import Place
-from xla_fp8.backends.fused_cast.problem import Result
 
 
-def store(result: Result, tiles: Tiles, ref: Any, place: Place) -> None:
-    """Writes the tiles of a value."""
-    shape = (place.height, place.width)
-    tiles = tiles * len(place.tiles) if len(tiles) == 1 else tiles
-    for (row, column), tile in zip(place.tiles, tiles, strict=True):
+def store_tensor(tiles: Tiles, ref: Any, place: Place) -> None:
+    """Writes a value to the places of its tiles, in the reference's type."""
+    for (row, column), tile in zip(place.tiles, place.whole(tiles), strict=True):
         at = ref.at[pl.ds(row, place.height), pl.ds(column, place.width)]
-        whole = jnp.broadcast_to(tile, shape)
-        triton.store(at, _converted(whole, result.dtype, place.interpret), mask=place.mask(shape))
+        triton.store(at, _converted(tile, ref.dtype, place.interpret), mask=place.mask(tile.shape))
+
+
+def store_rows(tiles: Tiles, ref: Any, place: Place) -> None:
+    """Writes a value with a number for each row. Of programs beside each other the first one does."""
+    of_rows = tiles * len(place.rows) if len(tiles) == 1 else tiles
+    for row, tile in zip(place.rows, of_rows, strict=True):
+        numbers = jnp.broadcast_to(tile, (place.height, 1)).reshape(place.height)
+        is_first = jnp.broadcast_to(place.columns[0] == 0, (place.height,))
+        triton.store(ref.at[pl.ds(row, place.height)], numbers, mask=is_first)
 
 
 def _converted(x: jax.Array, dtype: np.dtype[Any], interpret: bool) -> jax.Array:

@@ -77,7 +77,7 @@ def _kernel(statistics: Statistics, parts: Parts, interpret: bool, *refs: Any) -
 
     def added(step: Any, sums: Sequence[jax.Array]) -> list[jax.Array]:
         rows = tuple(first + step * height + i * parts.rows for i in range(parts.tiles))
-        place = Place(rows, (column,), parts.rows, parts.columns, interpret)
+        place = Place(rows, (column,), parts.rows, parts.columns, 32 * parts.warps, interpret)
         tiles = _summands(statistics, iter(refs), place)
         return [functools.reduce(jnp.add, some, total) for total, some in zip(sums, tiles, strict=True)]
 
