@@ -51,7 +51,7 @@ from xla_fp8.backends.fused_cast.problem import (
 from xla_fp8.backends.protocol import No
 from xla_fp8.backends.quantize import choice
 from xla_fp8.tracing.equations import bodies, is_literal
-from xla_fp8.tracing.fused_casts import implementation, problem_of
+from xla_fp8.tracing.fused_cast_problem import implementation, problem_of
 from xla_fp8.tracing.options import Options
 from xla_fp8.tracing.region import cut_closed, fused_cast_p, is_region
 

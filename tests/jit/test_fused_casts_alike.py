@@ -23,7 +23,7 @@ from xla_fp8.backends.fused_cast.problem import FusedCast, Matrix, Node, Result,
 from xla_fp8.backends.quantize import choice
 from xla_fp8.backends.triton.device import hopper_gpu
 from xla_fp8.tracing.equations import is_literal
-from xla_fp8.tracing.fused_casts import implementation
+from xla_fp8.tracing.fused_cast_problem import implementation
 from xla_fp8.tracing.options import Options
 from xla_fp8.tracing.region import cut_closed, fused_cast_p
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from xla_fp8 import _jax_compat
 from xla_fp8.tracing.data_flow import DataFlow
+from xla_fp8.tracing.epilogues import within_graph
 from xla_fp8.tracing.equations import (
     BODIES,
     CONTRACTIONS,
@@ -48,8 +49,8 @@ class Hooks:
         refuse: told of each FP8 convolution or dot that must stay with JAX.
         make_quantization: as make_region, of quantizations.
         quantizes: whether a cast to FP8 is worth a region, where the amax of what it casts scales it.
-        make_fused_cast: as make_region, of a cast with the norm, activation or gate in front of it; None where there
-            are no kernels for those.
+        make_fused_cast: as make_region, of a cast with the norm, activation or gate in front of it, or None where no
+            kernel computes it; None where there are no such kernels.
     """
 
     make_region: Callable[[Jaxpr, list[Any], list[Any], Equation], Equation]
@@ -57,7 +58,7 @@ class Hooks:
     refuse: Callable[[Equation], None]
     make_quantization: Callable[[Jaxpr, list[Any], list[Any], Equation], Equation]
     quantizes: Callable[[Equation], bool]
-    make_fused_cast: Callable[[Jaxpr, list[Any], list[Any], Equation], Equation] | None
+    make_fused_cast: Callable[[Jaxpr, list[Any], list[Any], Equation], Equation | None] | None
 
 
 def cut(jaxpr: Jaxpr, hooks: Hooks) -> Jaxpr:
@@ -97,7 +98,7 @@ def _seeds(flow: DataFlow) -> list[int]:
 def _with_fused_casts(
     equations: list[Equation],
     outvars: Sequence[Any],
-    make: Callable[[Jaxpr, list[Any], list[Any], Equation], Equation],
+    make: Callable[[Jaxpr, list[Any], list[Any], Equation], Equation | None],
 ) -> list[Equation]:
     """The equations with casts replaced that kernels compute with what is in front of them.
 
@@ -107,17 +108,33 @@ def _with_fused_casts(
         return equations
     flow = DataFlow(equations)
     seeds = _seeds(flow)
-    taken = {i for group in _convex_groups(flow, _members(flow, seeds), seeds) for i in group}
-    changed = list(equations)
+    regions = _convex_groups(flow, _members(flow, seeds), seeds)
+    taken = {index for region in regions for index in within_graph(flow, outvars, region)}
+    made = []
     for group in fused_casts(flow, outvars, taken):
-        members = [equations[i] for i in group]
-        made = {variable for equation in members for variable in equation.outvars}
-        read = variables(atom for equation in members for atom in equation.invars)
-        inputs = list(dict.fromkeys(variable for variable in read if variable not in made))
-        outputs = list(members[-1].outvars)
-        closed = _jax_compat.close_equations(inputs, outputs, members, REGION)
-        changed[group[-1]] = make(closed, inputs, outputs, members[-1])
-    return _without_unused(changed, outvars)
+        own = [equations[i] for i in group.equations]
+        inside = {variable for equation in own for variable in equation.outvars}
+        read = variables(atom for equation in own for atom in equation.invars)
+        inputs = list(dict.fromkeys(variable for variable in read if variable not in inside))
+        outputs = list(group.results)
+        closed = _jax_compat.close_equations(inputs, outputs, own, REGION)
+        kernel = make(closed, inputs, outputs, own[-1])
+        if kernel is not None:
+            made.append(kernel)
+    return _without_unused(_with_kernels(equations, made), outvars)
+
+
+def _with_kernels(equations: Sequence[Equation], made: Sequence[Equation]) -> list[Equation]:
+    """The equations with those in place of some that make the same, in an order in which everything is made first."""
+    taken = {variable for kernel in made for variable in kernel.outvars}
+    changed = [*made, *(e for e in equations if taken.isdisjoint(e.outvars))]
+    ordered = _contracted(changed, DataFlow(changed), (), {})
+    if len(ordered) == len(changed):
+        return ordered
+    # Two kernels read from each other: what the last of those makes stays as it is.
+    left = {id(equation) for equation in ordered}
+    stuck = next(kernel for kernel in reversed(made) if id(kernel) not in left)
+    return _with_kernels(equations, [kernel for kernel in made if kernel is not stuck])
 
 
 def _with_quantizations(equations: list[Equation], outvars: Sequence[Any], hooks: Hooks) -> list[Equation]:

@@ -22,9 +22,10 @@ def _names(text: str) -> frozenset[str]:
 
 
 _ELEMENTWISE = _names(
-    "abs acos acosh add add_any and asin asinh atan atan2 atanh cbrt ceil clamp convert_element_type copy cos cosh div "
-    "eq erf erf_inv erfc exp exp2 expm1 floor ge gt integer_pow is_finite le log log1p log2 logistic lt max min mul ne "
-    "neg not or pow reduce_precision rem round rsqrt select_n sign sin sinh sqrt square stop_gradient sub tan tanh xor"
+    "abs acos acosh add add_any and asin asinh atan atan2 atanh cbrt ceil clamp convert_element_type copy cos cosh "
+    "div eq erf erf_inv erfc exp exp2 expm1 floor ge gt integer_pow is_finite le log log1p log2 logistic lt max min "
+    "mul ne neg not one_minus_square or pow reduce_precision rem round rsqrt select_n sign sin sinh sqrt square "
+    "stop_gradient sub tan tanh xor"
 )
 # pvary only changes what shard_map's types say; where a region is evaluated by itself it is the identity.
 _MOVES = _names("broadcast_in_dim concatenate dynamic_slice expand_dims pad pvary reshape rev slice squeeze transpose")

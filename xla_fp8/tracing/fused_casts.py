@@ -1,58 +1,44 @@
 """Casts to FP8 with the norms, activations and gates in front of them, which one kernel computes.
 
-    x ─┬─ convert ─ sum ─ ... ─ rsqrt ─┐
+    x ─┬─ convert ─ sum ─ ... ─ rsqrt ─┐               ┌─ abs ─ reduce_max          the amax
        └─ convert ─ sub ──────────── mul ─ mul, add ─ silu ─ mul ─ clamp ─ convert to FP8
+                                                       └─ dot                       the tensor itself
 
 XLA's own kernels for this are bound by their instructions, of which there are 48 for each element of group norm, silu
 and cast; and what reduces is a kernel of its own, which reads the tensor once more. What a graph of a convolution or
 dot ends with belongs to that; and a bare cast is as fast as XLA makes it (docs/quantization.md, "Fused casts").
+
+A kernel has more results than the cast where others read what is on the way to it. In training they do: the amax is the
+next step's scale, a filter gradient is of the tensor in 16 bits, a bias gradient is a sum over its rows, and a norm's
+gradient is of the mean and variance of each row.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import heapq
-from collections.abc import Callable, Iterable, Sequence
-from types import MappingProxyType
+import itertools
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from xla_fp8 import _jax_compat
 from xla_fp8.backends.fused_cast import problem as problems
-from xla_fp8.backends.fused_cast.problem import (
-    Constant,
-    FusedCast,
-    Joined,
-    Matrix,
-    Node,
-    Result,
-    Statistics,
-    Sums,
-    Table,
-)
 from xla_fp8.tracing.data_flow import DataFlow
-from xla_fp8.tracing.equations import Equation, Jaxpr, is_literal, variables
-from xla_fp8.tracing.errors import RegionError
+from xla_fp8.tracing.equations import Equation, is_literal, variables
 from xla_fp8.tracing.inline import flat
 from xla_fp8.tracing.quantizations import is_cast
-from xla_fp8.tracing.rows import Rows, Spread, columns_of, element_count
+from xla_fp8.tracing.rows import Rows, Spread, columns_of, element_count, is_reshape, sums_groups
 
-_RESHAPES = frozenset({"reshape", "squeeze", "expand_dims"})
 _MOVES = frozenset({"broadcast_in_dim", "concatenate", "dynamic_slice", "pad", "rev", "slice", "transpose"})
 """What XLA fuses with what reads it; for a kernel it would be written to memory first."""
-_VIEWS = frozenset({"concatenate", "slice", "split"})
-"""Of tensors that the kernel reads."""
 
 _LEAST_ARITHMETIC = 5
 """Operations on every element, scale and clamp among them; with fewer XLA's kernel is as fast. A norm has 6."""
 
-_TIGHTER = MappingProxyType({"max": max, "min": min})
-"""Of two bounds, by the operation that clamps to them."""
-
-_MOST_EQUATIONS, _MOST_TENSORS = 256, 4
+_MOST_EQUATIONS, _MOST_TENSORS = 256, 6
 """Of a kernel. A residual stream in f32 would be added up from all layers before, in each of them again."""
 
 _LEAST_SIZE = 2**16
@@ -62,38 +48,79 @@ _NARROW = (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16))
 _FLOATS = (*_NARROW, jnp.dtype(jnp.float32))
 
 
-# Which equations
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """What one kernel computes.
+
+    Attributes:
+        equations: their indices, in program order. Groups may share some, which each kernel computes again.
+        results: what others read, tensors first. Only this kernel makes it.
+    """
+
+    equations: tuple[int, ...]
+    results: tuple[Any, ...]
 
 
-def fused_casts(flow: DataFlow, outvars: Sequence[Any], taken: set[int]) -> list[list[int]]:
-    """The groups of equations, each in program order and with the cast at its end, that a kernel computes.
-
-    Groups may share equations, and others may read what is made in them: each kernel computes it again.
+def fused_casts(flow: DataFlow, outvars: Sequence[Any], taken: set[int]) -> list[Group]:
+    """The casts that kernels compute, each with what is in front of it.
 
     Args:
-        taken: equations that belong to a convolution or dot.
+        taken: equations that a graph of a convolution or dot computes.
     """
-    results = set(variables(outvars))
+    known = _Known(flow, set(variables(outvars)), taken, _tensors_of(flow, taken), set())
     found = []
     for index, equation in enumerate(flow.equations):
-        if not is_cast(equation) or index in taken:
+        if not is_cast(equation) or index in taken or equation.outvars[0] in known.made:
             continue
         rows = Rows.of(equation.outvars[0].aval.shape)
         if rows is not None and rows.size >= _LEAST_SIZE:
-            group = _Walk(flow, index, rows, results, taken).group()
+            group = _Walk(known, index, rows).group()
             if group is not None:
                 found.append(group)
+                known.made.update(group.results)
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class _Known:
+    """What is known of a program.
+
+    Attributes:
+        results: of the program.
+        tensors: of each variable the tensors in memory that it is computed of, element by element; two of more.
+        made: results of groups found so far.
+    """
+
+    flow: DataFlow
+    results: set[Any]
+    taken: set[int]
+    tensors: dict[Any, frozenset[Any]]
+    made: set[Any]
+
+
+def _tensors_of(flow: DataFlow, taken: set[int]) -> dict[Any, frozenset[Any]]:
+    found: dict[Any, frozenset[Any]] = {}
+    for index, equation in enumerate(flow.equations):
+        for result in equation.outvars:
+            is_in_memory = not flow.chain[index] or (index in taken and result.aval.dtype in _NARROW)
+            read = {result}
+            if not is_in_memory:
+                wide = [a for a in variables(equation.invars) if element_count(a) == element_count(result)]
+                read = {tensor for atom in wide for tensor in found.get(atom, (atom,))}
+            found[result] = frozenset(itertools.islice(read, 2))
     return found
 
 
 class _Walk:
-    """From a cast up to the tensors that are in memory anyway."""
+    """From a cast up to the tensors that are in memory anyway, and down to what ends there beside it."""
 
-    def __init__(self, flow: DataFlow, cast: int, rows: Rows, results: set[Any], taken: set[int]) -> None:
-        self.flow, self.cast, self.rows, self.results, self.taken = flow, cast, rows, results, taken
-        self.absorbed = {cast}
+    def __init__(self, known: _Known, cast: int, rows: Rows) -> None:
+        self.known, self.flow, self.rows = known, known.flow, rows
+        self.absorbed: set[int] = set()
         # Those absorbed that are computed outside too, because others read their results.
         self.shared: set[int] = set()
+        # Variables that others get from the kernel.
+        self.results: dict[Any, None] = {}
         self.pending: list[int] = []
         self.read: set[Any] = set()
         # Results of equations that it is computed of, or reads.
@@ -104,26 +131,94 @@ class _Walk:
         self.summed: set[int] = set()
         self.spread: dict[int, Spread] = {cast: "all"}
         self.is_consistent = True
+        self._end(cast)
 
-    def group(self) -> list[int] | None:
-        self._need(self.cast)
+    def group(self) -> Group | None:
         while self.pending and self._is_small():  # the last in program order: all readers have been decided on
             index = -heapq.heappop(self.pending)
             if index in self.absorbed:
                 continue
-            if not self._is_computable(index):
+            is_computable = self._is_computable(index)
+            if is_computable or self.spread[index] == "all":
+                for end in self._ends(index):
+                    self._end(end)
+            if is_computable and self._is_kept(index):
+                self._absorb(index)
+            else:
                 self.read.update(self.wanted.intersection(self.flow.equations[index].outvars))
-                continue
-            self.absorbed.add(index)
-            if self._is_needed_outside(index):
-                self.shared.add(index)
-            self._need(index)
-        return sorted(self.absorbed) if self._is_worth_it() else None
+        if not self._is_worth_it():
+            return None
+        in_order = sorted(self.results, key=lambda variable: not self.rows.hold(variable))
+        return Group(tuple(sorted(self.absorbed)), tuple(in_order))
 
-    def _need(self, index: int) -> None:
+    # Down
+
+    def _ends(self, index: int) -> list[int]:
+        """Equations that read a tensor and end there, as far as the group goes: amax, sums over rows, other casts."""
+        [result, *others] = self.flow.equations[index].outvars
+        if others or not self.rows.hold(result):
+            return []
+        readers = [reader for reader in self.flow.consumers.get(result, ()) if reader not in self.absorbed]
+        found = [self._ending(reader) for reader in readers]
+        return [end for ends in found if ends and not self._come_back(ends) for end in ends]
+
+    def _ending(self, index: int) -> list[int] | None:
+        """An equation with all that reads it, where that is elementwise and ends in reductions or casts."""
         equation = self.flow.equations[index]
-        is_summed = index in self.summed or _sums_groups(equation, self.spread[index])
-        for atom, spread in _spreads(equation, self.spread[index], self.rows):
+        if index in self.known.taken or len(equation.outvars) > 1 or not self.known.made.isdisjoint(equation.outvars):
+            return None
+        [result] = equation.outvars
+        if self.rows.are_summed_by(equation):
+            return [index]
+        if is_cast(equation):
+            return [index] if self._is_clamped(equation.invars[0]) else None
+        wide = [atom for atom in variables(equation.invars) if self.rows.hold(atom)]
+        if (
+            not self.rows.hold(result)
+            or len(wide) != 1
+            or not _is_elementwise(equation)
+            or result in self.known.results
+        ):
+            return None
+        readers = self.flow.consumers.get(result, [])
+        if equation.primitive.name == "abs" and all(map(self._is_maximum, readers)):
+            return [index, *readers]
+        # Behind it there are scalars, scale and bounds, in front of a cast.
+        if any(self.rows.spread(atom, equation, "all") not in ("all", "one") for atom in variables(equation.invars)):
+            return None
+        found = [index]
+        for reader in readers:
+            ends = self._ending(reader)
+            if ends is None or not any(is_cast(self.flow.equations[end]) for end in ends):
+                return None
+            found += ends
+        return found if readers else None
+
+    def _is_clamped(self, atom: Any) -> bool:
+        producer = self.flow.producer.get(atom)
+        return producer is not None and self.flow.equations[producer].primitive.name in ("clamp", "max", "min")
+
+    def _is_maximum(self, index: int) -> bool:
+        """Whether an equation finds the largest of all elements."""
+        equation = self.flow.equations[index]
+        return equation.primitive.name == "reduce_max" and element_count(equation.outvars[0]) == 1
+
+    def _end(self, index: int) -> None:
+        """Takes an equation that nothing in the group reads."""
+        equation = self.flow.equations[index]
+        is_sum = self.rows.are_summed_by(equation)
+        self.spread[index] = "column" if is_sum else "one" if self._is_maximum(index) else "all"
+        if is_cast(equation) or self.spread[index] != "all":
+            self.results.update(dict.fromkeys(equation.outvars))
+        self._absorb(index)
+
+    # Up
+
+    def _absorb(self, index: int) -> None:
+        self.absorbed.add(index)
+        equation = self.flow.equations[index]
+        is_summed = index in self.summed or sums_groups(equation, self.spread[index])
+        for atom, spread in self.rows.spreads(equation, self.spread[index]):
             self.wanted.add(atom)
             producer = self.flow.producer.get(atom)
             if producer is None:
@@ -139,7 +234,7 @@ class _Walk:
                 self.tables.add(producer)
 
     def _is_computable(self, index: int) -> bool:
-        """Whether the kernel computes an equation; else it reads its result."""
+        """Whether the kernel can compute an equation; else it reads its result."""
         equation, spread = self.flow.equations[index], self.spread[index]
         name = equation.primitive.name
         if equation.effects or _jax_compat.has_own_context(equation) or not _is_operand(equation.outvars[0]):
@@ -157,16 +252,13 @@ class _Walk:
         # Of statistics of statistics XLA makes the inner ones.
         if index in self.summed and spread in ("row", "column", "group"):
             return False
-        if name in problems.REDUCTIONS:
+        if name in problems.REDUCTIONS and not is_reshape(equation):
             if spread == "group":
-                return self.rows.groups_of_sum(equation) is not None and not self._is_needed_outside(index)
+                return self.rows.groups_of_sum(equation) is not None and not self._readers_outside(index)
             return spread == "row" and self.rows.are_reduced_by(equation)
-        if name not in _RESHAPES and name != "broadcast_in_dim" and not _is_elementwise(equation):
+        if not is_reshape(equation) and name != "broadcast_in_dim" and not _is_elementwise(equation):
             return False
-        if name == "reshape" and equation.params["dimensions"] is not None:  # which transposes first
-            return False
-        is_placed = all(self.rows.spread(a, equation, spread) is not None for a in variables(equation.invars))
-        return is_placed and not self._is_in_memory(index)
+        return all(self.rows.spread(a, equation, spread) is not None for a in variables(equation.invars))
 
     def _joins_tensors(self, equation: Equation) -> bool:
         """Whether a concatenation is of columns, and of tensors in memory."""
@@ -178,21 +270,109 @@ class _Walk:
             and all(not is_literal(atom) and self._is_tensor(atom) for atom in equation.invars)
         )
 
-    def _is_in_memory(self, index: int) -> bool:
-        """Whether a result is a tensor of 16 bits that the program writes to memory in any case.
-
-        One that a graph makes is, or that is read elsewhere too. Numbers for each channel of each image no graph adds:
-        XLA would read and write the tensor for that.
-        """
+    def _is_kept(self, index: int) -> bool:
+        """Whether the kernel computes what it can compute, and for whom."""
         equation = self.flow.equations[index]
-        [result] = equation.outvars
-        if result.aval.dtype not in _NARROW or not self.rows.hold(result) or equation.primitive.name in _RESHAPES:
+        if not self.known.made.isdisjoint(equation.outvars):
             return False
-        is_made = index in self.taken and not self._has_numbers_of_images(equation)
-        return is_made or self._is_needed_outside(index)
+        outside = self._readers_outside(index)
+        is_result = not self.known.results.isdisjoint(equation.outvars)
+        if self._may_be_tensor(equation):
+            [result] = equation.outvars
+            if index in self.known.taken and not self._has_numbers_of_images(equation):
+                return False  # a graph writes it
+            if not outside and not is_result:
+                return True
+            is_written = is_result or not all(self.flow.chain[reader] for reader in outside)
+            if is_written or len(self.known.tensors[result]) > 1:
+                return self._gives(result, outside)
+            # Of one tensor it takes no longer to compute it again than to read it.
+        elif self._is_sum_of_row(index) and outside:
+            [result] = equation.outvars
+            if not is_result and self._gives(result, outside):
+                return True
+        if outside or is_result:
+            self.shared.add(index)
+        return True
+
+    def _is_sum_of_row(self, index: int) -> bool:
+        equation = self.flow.equations[index]
+        return (
+            equation.primitive.name in problems.REDUCTIONS and self.spread[index] == "row" and not is_reshape(equation)
+        )
+
+    def _may_be_tensor(self, equation: Equation) -> bool:
+        """Whether a result is of all elements, and of a type that programs have in memory."""
+        [result, *others] = equation.outvars
+        is_narrow = self.rows.hold(result) and result.aval.dtype in _NARROW
+        return not others and is_narrow and not is_reshape(equation) and not _is_view(equation)
+
+    def _gives(self, result: Any, outside: Iterable[int]) -> bool:
+        """Lets others have a result from the kernel; not where what they make of it comes back."""
+        if self._reach_group(outside):
+            return False
+        self.results[result] = None
+        return True
+
+    # Others
+
+    def _readers_outside(self, index: int) -> list[int]:
+        """Equations outside that read a result, or that read what is computed of it outside too."""
+        return [
+            reader
+            for variable in self.flow.equations[index].outvars
+            for reader in self.flow.consumers.get(variable, ())
+            if (reader not in self.absorbed or reader in self.shared)
+            # Of a link only derivatives see the value.
+            and self.flow.equations[reader].primitive.name != "xla_fp8_link"
+        ]
+
+    def _is_needed_outside(self, index: int) -> bool:
+        return bool(self._readers_outside(index)) or not self.known.results.isdisjoint(
+            self.flow.equations[index].outvars
+        )
+
+    def _come_back(self, ends: Sequence[int]) -> bool:
+        """Whether the group reads what is made of the results of equations, or they what is made of the group's."""
+        own = set(ends)
+        after = (r for end in ends for v in self.flow.equations[end].outvars for r in self.flow.consumers.get(v, ()))
+        if self._reach_group(reader for reader in after if reader not in own):
+            return True
+        first, seen = min(self.absorbed), set(own)
+        pending = [p for end in ends for p in self.flow.predecessors[end] if p not in own]
+        while pending:
+            index = pending.pop()
+            if index in seen or index < first or index in self.absorbed:
+                continue
+            seen.add(index)
+            pending += self.flow.predecessors[index]
+        # What the group computes the ends may read; what is computed of its results outside they may not.
+        return any(
+            predecessor in self.absorbed for index in seen - own for predecessor in self.flow.predecessors[index]
+        )
+
+    def _reach_group(self, outside: Iterable[int]) -> bool:
+        """Whether the group reads what is computed of the results of equations outside of it."""
+        pending, seen, last = list(outside), set(), max(self.absorbed)
+        while pending:
+            index = pending.pop()
+            if index in seen or index > last:
+                continue
+            seen.add(index)
+            for variable in self.flow.equations[index].outvars:
+                for reader in self.flow.consumers.get(variable, ()):
+                    if reader in self.absorbed and index not in self.absorbed:
+                        return True
+                    # What is shared is computed outside too, and others read that.
+                    if reader not in self.absorbed or reader in self.shared:
+                        pending.append(reader)
+        return False
 
     def _has_numbers_of_images(self, equation: Equation) -> bool:
-        """Whether an operand is a number for each column of each image, and the tensor large beside another launch."""
+        """Whether an operand is a number for each column of each image, and the tensor large beside another launch.
+
+        No graph adds these: XLA would read and write the tensor for that.
+        """
         if self.rows.size < _LEAST_SIZE_WITH_NUMBERS_OF_IMAGES:
             return False
         read = [(atom, equation) for atom in variables(equation.invars)]
@@ -203,13 +383,6 @@ class _Walk:
 
     def _is_small(self) -> bool:
         return len(self.absorbed) <= _MOST_EQUATIONS and sum(map(self.rows.hold, self.read)) <= _MOST_TENSORS
-
-    def _is_needed_outside(self, index: int) -> bool:
-        """Whether something outside reads a result, or what is computed with it."""
-        made = self.flow.equations[index].outvars
-        readers = {reader for variable in made for reader in self.flow.consumers.get(variable, ())}
-        is_read = not self.results.isdisjoint(made) or not readers <= self.absorbed
-        return is_read or not self.shared.isdisjoint(readers)
 
     def _is_worth_it(self) -> bool:
         arithmetic = [
@@ -232,25 +405,15 @@ class _Walk:
         if atom.aval.dtype not in _NARROW:
             return False
         producer = self.flow.producer.get(atom)
-        if producer is None or not self.flow.chain[producer]:
+        if producer is None or not self.flow.chain[producer] or atom in self.known.made:
             return True
         if self.flow.equations[producer].primitive.name in _MOVES:
             return False
-        return producer in self.taken or self._is_needed_outside(producer)
+        return producer in self.known.taken or self._is_needed_outside(producer)
 
 
-def _spreads(equation: Equation, of: Spread, rows: Rows) -> list[tuple[Any, Spread | Table | None]]:
-    """The operands that an equation is computed of, with how they are spread."""
-    name = equation.primitive.name
-    if name in _VIEWS:
-        return []  # of what is in memory
-    if name in problems.REDUCTIONS:
-        return [(equation.invars[0], "all")]
-    return [(atom, rows.spread(atom, equation, of)) for atom in variables(equation.invars)]
-
-
-def _sums_groups(equation: Equation, of: Spread) -> bool:
-    return of == "group" and equation.primitive.name in problems.REDUCTIONS
+def _is_view(equation: Equation) -> bool:
+    return equation.primitive.name in ("split", "slice", "concatenate")
 
 
 def _is_known(equation: Equation) -> bool:
@@ -277,235 +440,3 @@ def _is_elementwise(equation: Equation) -> bool:
         return len(equation.invars) == 3
     is_of_floats = name in problems.COMPARISONS or all(map(_is_float, equation.invars))
     return name in problems.ELEMENTWISE and is_of_floats
-
-
-# What they compute
-
-
-Sources = tuple[tuple[int, tuple[int, ...]], ...]
-"""For each array that a kernel takes, which input of the group it is, and in which shape."""
-
-
-def problem_of(jaxpr: Jaxpr) -> tuple[FusedCast, Sources] | None:
-    """What the kernel of a group, as a closed jaxpr, computes; None where there is no such kernel."""
-    inner = _jax_compat.open_jaxpr(flat(jaxpr))
-    rows = Rows.of(inner.outvars[0].aval.shape)
-    return None if rows is None else _Translation(inner, rows).problem()
-
-
-class _Translation:
-    """Equations to a problem."""
-
-    def __init__(self, jaxpr: Jaxpr, rows: Rows) -> None:
-        self.jaxpr, self.rows = jaxpr, rows
-        self.inputs = {variable: i for i, variable in enumerate(jaxpr.invars)}
-        self.spread: dict[Any, Any] = {jaxpr.outvars[0]: "all"}
-        # Where a number for each group is, those tables that all elements read.
-        self.groups: set[Table] = set()
-        for equation in reversed(jaxpr.eqns):
-            of = self.spread_of(equation)
-            for atom, spread in _spreads(equation, of, rows):
-                self.spread[atom] = spread
-                if (
-                    spread == "group"
-                    and of in ("all", "column")
-                    and (table := rows.table_of(atom, equation)) is not None
-                ):
-                    self.groups.add(table)
-
-    def spread_of(self, equation: Equation) -> Spread:
-        return next((self.spread[variable] for variable in equation.outvars if variable in self.spread), "one")
-
-    def problem(self) -> tuple[FusedCast, Sources] | None:
-        cast = self.jaxpr.eqns[-1]
-        sums = [e for e in self.jaxpr.eqns if _sums_groups(e, self.spread_of(e))]
-        made, found = [e.outvars[0] for e in sums], self._statistics(sums)
-        if len(self.groups) > 1 or (sums and found is None):
-            return None
-        statistics, sources = found or (None, ())
-        program = _Program(self)
-        if statistics is not None:
-            for number, variable in enumerate(made):
-                program.read(variable, Sums(statistics, number))
-        program.add_all(self._computing([cast.invars[0]], made))
-        dtype = np.dtype(cast.outvars[0].aval.dtype)
-        result = program.known.get(cast.invars[0])
-        if not isinstance(result, int) or not program.saturates(result, float(jnp.finfo(dtype).max)):  # type: ignore[no-untyped-call]
-            return None
-        problem = FusedCast(
-            self.rows.count,
-            self.rows.columns,
-            program.operands,
-            program.numbered_nodes,
-            (Result("tensor", program.position(result), dtype),),
-        )
-        return (problem, sources + program.sources) if problems.supports(problem).ok else None
-
-    def _statistics(self, sums: Sequence[Equation]) -> tuple[Statistics, Sources] | None:
-        """Of sums of the same groups, which are those that are read."""
-        groups = {self.rows.groups_of_sum(equation) for equation in sums}
-        if len(groups) != 1 or len(self.groups) != 1:
-            return None
-        [found], [table] = groups, self.groups
-        [(width, _, _)] = table.columns
-        if found is None or (found.width, found.period) != (width, table.period or self.rows.count):
-            return None
-        summed = [equation.invars[0] for equation in sums]
-        program = _Program(self)
-        program.add_all(self._computing(summed, ()))
-        results = [program.value(atom, equation) for atom, equation in zip(summed, sums, strict=True)]
-        statistics = Statistics(
-            self.rows.count,
-            self.rows.columns,
-            found.period,
-            found.width,
-            program.operands,
-            program.numbered_nodes,
-            tuple(map(program.position, results)),
-        )
-        return statistics, program.sources
-
-    def _computing(self, results: Iterable[Any], known: Iterable[Any]) -> list[Equation]:
-        """The equations that compute results of inputs and of what is known."""
-        wanted, found, given = set(variables(results)), [], set(known)
-        for equation in reversed(self.jaxpr.eqns):
-            if not (wanted - given).isdisjoint(equation.outvars):
-                found.append(equation)
-                wanted.update(variables(equation.invars))
-        return found[::-1]
-
-
-class _Program:
-    """Equations to operands and nodes."""
-
-    def __init__(self, translation: _Translation) -> None:
-        self.translation, self.rows = translation, translation.rows
-        self._operands: dict[Any, tuple[Any, Sources]] = {}
-        # Variables → the key of an operand, the index of a node, or a constant.
-        self.known: dict[Any, Any] = {}
-        self.nodes: list[tuple[str, list[Any], int]] = []
-
-    @property
-    def operands(self) -> tuple[Any, ...]:
-        return tuple(operand for operand, _ in self._operands.values())
-
-    @property
-    def sources(self) -> Sources:
-        return tuple(source for _, sources in self._operands.values() for source in sources)
-
-    @property
-    def numbered_nodes(self) -> tuple[Node, ...]:
-        return tuple(
-            Node(op, tuple(o if isinstance(o, Constant) else self.position(o) for o in operands), exponent)
-            for op, operands, exponent in self.nodes
-        )
-
-    def position(self, value: Any) -> int:
-        """Of a value among operands and nodes."""
-        return len(self._operands) + value if isinstance(value, int) else list(self._operands).index(value)
-
-    def saturates(self, result: int, largest: float) -> bool:
-        """Whether a node is clamped to what the FP8 type holds. A clamp to all of that is left to the cast."""
-        bounds: dict[str, float] = {}
-        value: Any = result
-        while isinstance(value, int) and len(bounds) < 2 and (clamped := _clamped(*self.nodes[value][:2])) is not None:
-            value, found = clamped
-            for op, bound in found.items():
-                bounds[op] = _TIGHTER[op](bound, bounds.get(op, bound))
-        if len(bounds) < 2 or max(map(abs, bounds.values())) > largest:
-            return False
-        if bounds == {"max": -largest, "min": largest}:
-            self.nodes[result] = ("copy", [value], 1)
-        return True
-
-    def add_all(self, equations: Iterable[Equation]) -> None:
-        for equation in equations:
-            self._add(equation)
-
-    def read(self, variable: Any, sums: Sums) -> None:
-        """Lets a variable be one of the sums that are there."""
-        self.known[variable] = key = (variable, sums)
-        self._operands[key] = sums, ()
-
-    def _add(self, equation: Equation) -> None:
-        name = equation.primitive.name
-        if name in ("split", "slice"):
-            [tensor] = equation.invars
-            width = tensor.aval.shape[-1]
-            for variable, first in zip(equation.outvars, columns_of(equation, self.rows), strict=True):
-                matrix = Matrix(tensor.aval.dtype, width, first)
-                self.known[variable] = self._operand(tensor, matrix, (self.rows.count, width))
-            return
-        [result] = equation.outvars
-        if name == "concatenate":
-            joined = Joined(tuple(Matrix(atom.aval.dtype, atom.aval.shape[-1]) for atom in equation.invars))
-            shapes = [(self.rows.count, part.width) for part in joined.parts]
-            inputs = [self.translation.inputs[atom] for atom in equation.invars]
-            self.known[result] = key = (result, joined)
-            self._operands[key] = joined, tuple(zip(inputs, shapes, strict=True))
-            return
-        operands = [self.value(atom, equation) for atom in equation.invars]
-        if name in ("convert_element_type", "broadcast_in_dim") or name in _RESHAPES:
-            self.known[result] = operands[0]
-        elif name == "neg" and isinstance(operands[0], Constant):
-            self.known[result] = Constant(-operands[0].value)
-        else:
-            self.known[result] = len(self.nodes)
-            self.nodes.append((name, operands, equation.params["y"] if name == "integer_pow" else 1))
-
-    def value(self, atom: Any, equation: Equation) -> Any:
-        if is_literal(atom):
-            return Constant(float(atom.val))
-        if atom in self.known:
-            return self.known[atom]
-        dtype, count = atom.aval.dtype, self.rows.count
-        if self.rows.hold(atom):
-            return self._operand(atom, Matrix(dtype, self.rows.columns), (count, self.rows.columns))
-        table = self._table(atom, equation)
-        return self._operand(atom, dataclasses.replace(table, dtype=dtype), (table.size,))
-
-    def _table(self, atom: Any, equation: Equation) -> Table:
-        dtype = np.dtype(np.float32)
-        if element_count(atom) == 1:
-            return Table(dtype, 1)
-        spread = self.translation.spread_of(equation)
-        if spread == "row":
-            return Table(dtype, self.rows.count, 1)
-        if spread == "column" and element_count(atom) == element_count(equation.outvars[0]):
-            return self.rows.table_by_column(element_count(atom))
-        [found] = self.translation.groups if spread == "group" else [self.rows.table_of(atom, equation)]
-        assert found is not None, "such an equation is not computed"
-        return found
-
-    def _operand(self, atom: Any, operand: Matrix | Table, shape: tuple[int, ...]) -> Any:
-        key = (atom, operand)
-        self._operands.setdefault(key, (operand, ((self.translation.inputs[atom], shape),)))
-        return key
-
-
-def _clamped(op: str, operands: Sequence[Any]) -> tuple[Any, dict[str, float]] | None:
-    """What a node clamps, and to which constants, by the operation that clamps to each; None where it does not."""
-    names = ("max", None, "min") if op == "clamp" else (op, op)
-    clamped = [operand for operand in operands if not isinstance(operand, Constant)]
-    if op not in ("clamp", "max", "min") or len(clamped) != 1 or (op == "clamp" and clamped[0] is not operands[1]):
-        return None
-    pairs = zip(names, operands, strict=True)
-    return clamped[0], {name: operand.value for name, operand in pairs if name and isinstance(operand, Constant)}
-
-
-def implementation(jaxpr: Jaxpr) -> Callable[..., list[jax.Array]]:
-    """The function that computes a group with its kernel. Raises RegionError where there is none."""
-    # Pallas takes longer to import than all of xla_fp8: only where a kernel is made.
-    from xla_fp8.backends.fused_cast import kernel
-
-    found = problem_of(jaxpr)
-    if found is None:
-        raise RegionError("there is no kernel that computes it")
-    problem, sources = found
-    [aval] = jaxpr.out_avals
-
-    def fused_cast(*inputs: jax.Array) -> list[jax.Array]:
-        [result] = kernel.run(problem, [inputs[i].reshape(shape) for i, shape in sources])
-        return [result.reshape(aval.shape)]
-
-    return fused_cast

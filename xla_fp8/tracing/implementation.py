@@ -17,7 +17,7 @@ from xla_fp8.hlo.literal import numpy_dtype
 from xla_fp8.matmul import MatmulCall
 from xla_fp8.quantize_call import PlacedQuantizeCall
 from xla_fp8.target import GraphCall, Target
-from xla_fp8.tracing import fused_casts
+from xla_fp8.tracing import fused_cast_problem
 from xla_fp8.tracing.equations import Jaxpr
 from xla_fp8.tracing.errors import RegionError
 from xla_fp8.tracing.partition import partitioned
@@ -76,7 +76,7 @@ def of_quantization(call: PlacedQuantizeCall, platform: str, is_partitioned: boo
 
 def of_fused_cast(jaxpr: Jaxpr) -> Jaxpr:
     """A cast with what is in front of it, as its kernel computes it on a GPU. Raises where Triton cannot."""
-    function = jax.jit(fused_casts.implementation(jaxpr))
+    function = jax.jit(fused_cast_problem.implementation(jaxpr))
     avals = [jax.core.ShapedArray(a.shape, a.dtype) for a in jaxpr.in_avals]
     with apart(aval.dtype for aval in avals), hopper_gpu():
         # In a module of its own first: what fails halfway would leave half a function in the caller's.

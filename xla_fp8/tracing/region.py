@@ -23,7 +23,7 @@ from xla_fp8.hlo.garbage import collection_paused
 from xla_fp8.tracing.cut import REGION, Hooks, cut
 from xla_fp8.tracing.equations import CONTRACTIONS, Equation, Jaxpr, why_not_plain
 from xla_fp8.tracing.errors import FallbackWarning, NotRewrittenError
-from xla_fp8.tracing.fused_casts import problem_of
+from xla_fp8.tracing.fused_cast_problem import problem_of
 from xla_fp8.tracing.hlo_of_region import Family
 from xla_fp8.tracing.inline import flat
 from xla_fp8.tracing.options import Options
@@ -73,9 +73,9 @@ def cut_jaxpr(jaxpr: Jaxpr, options: Options) -> Jaxpr:
 
     casts = Family()
 
-    def make_fused_cast(closed: Jaxpr, inputs: list[Any], outputs: list[Any], source: Equation) -> Equation:
+    def make_fused_cast(closed: Jaxpr, inputs: list[Any], outputs: list[Any], source: Equation) -> Equation | None:
         if problem_of(closed) is None:
-            return source
+            return None
         params = {"jaxpr": casts.add(closed), "options": options, "family": casts}
         return core.new_jaxpr_eqn(
             inputs, outputs, fused_cast_p, params, core.no_effects, source.source_info, source.ctx

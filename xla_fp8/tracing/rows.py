@@ -9,11 +9,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from xla_fp8.backends.fused_cast.problem import Table
-from xla_fp8.tracing.equations import Equation, is_literal
+from xla_fp8.backends.fused_cast.problem import REDUCTIONS, Table
+from xla_fp8.tracing.equations import Equation, is_literal, variables
 
 Spread = Literal["all", "row", "column", "group", "one"]
 """A number for each element, one for each row, for each column or group of columns of each image, or one for all."""
+
+VIEWS = frozenset({"concatenate", "slice", "split"})
+"""Of tensors in memory."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +64,15 @@ class Rows:
         reduced = {i for i in equation.params["axes"] if shape[i] > 1}
         return reduced == {i for i in range(leading, len(shape)) if shape[i] > 1}
 
+    def are_summed_by(self, equation: Equation) -> bool:
+        """Whether an equation adds up all rows, to a number for each column."""
+        if equation.primitive.name != "reduce_sum" or not self.hold(equation.invars[0]):
+            return False
+        shape = equation.invars[0].aval.shape
+        leading = self._leading(shape)
+        summed = {i for i in equation.params["axes"] if shape[i] > 1}
+        return leading is not None and summed == {i for i in range(leading) if shape[i] > 1}
+
     def groups_of_sum(self, equation: Equation) -> Groups | None:
         """The groups whose columns an equation adds up, over the rows of each image; None where it adds up others."""
         [operand] = equation.invars
@@ -94,6 +106,15 @@ class Rows:
         if table.period == 1:
             return "row"
         return "group" if table.is_by_group else "column" if table.is_by_column else table
+
+    def spreads(self, equation: Equation, of: Spread) -> list[tuple[Any, Spread | Table | None]]:
+        """The operands that an equation is computed of, with how they are spread."""
+        name = equation.primitive.name
+        if name in VIEWS:
+            return []  # of what is in memory
+        if name in REDUCTIONS and not is_reshape(equation):
+            return [(equation.invars[0], "all")]
+        return [(atom, self.spread(atom, equation, of)) for atom in variables(equation.invars)]
 
     def _spread_by_column(self, atom: Any, equation: Equation) -> Spread | None:
         [result] = equation.outvars
@@ -155,6 +176,24 @@ class Rows:
 
 def element_count(atom: Any) -> int:
     return math.prod(getattr(atom.aval, "shape", ()))
+
+
+def sums_groups(equation: Equation, of: Spread) -> bool:
+    """Whether an equation, whose result is spread as `of` says, adds up groups of columns."""
+    return of == "group" and equation.primitive.name in REDUCTIONS and not is_reshape(equation)
+
+
+def is_reshape(equation: Equation) -> bool:
+    """Whether a result has the elements of its operand, in their order, in another shape.
+
+    A sum of ones is: JAX makes some where a broadcast is transposed.
+    """
+    name = equation.primitive.name
+    if name in ("expand_dims", "squeeze"):
+        return True
+    if name == "reshape":
+        return equation.params["dimensions"] is None  # else it transposes first
+    return name in REDUCTIONS and all(equation.invars[0].aval.shape[axis] == 1 for axis in equation.params["axes"])
 
 
 def _aligned_shape(atom: Any, equation: Equation) -> tuple[int, ...]:

@@ -27,6 +27,12 @@ class Groups(Tiles):
     """A number for each group that columns of a tile belong to, the first group at [0,0]: [G,1] for each tile."""
 
 
+class Product(Tiles):
+    """Products, and of what."""
+
+    factors: tuple[Tiles, Tiles]
+
+
 Functions = Mapping[str, Callable[..., jax.Array]]
 
 
@@ -45,9 +51,42 @@ def computed(node: Node, operands: Sequence[Tiles], interpret: bool) -> Tiles:
         return [functools.reduce(join, (within(tile, axis=1, keepdims=True) for tile in operands[0]))]
     if node.op == "div" and _are_few(operands[1]):  # as graphs divide: by a reciprocal that is made once
         return _each(functions["mul"], [operands[0], [jnp.float32(1) / tile for tile in operands[1]]])
+    if node.op in ("mul", "square"):
+        product = Product(_each(functions[node.op], operands))
+        product.factors = operands[0], operands[-1]
+        return product
+    if node.op in ("add", "add_any", "sub") and not interpret:
+        contracted = _contracted(node.op, operands)
+        if contracted is not None:
+            return contracted
     if node.op == "integer_pow":
         return _each(functools.partial(lax.integer_pow, y=node.exponent), operands)
     return _each(functions[node.op], operands)
+
+
+def _contracted(op: str, operands: Sequence[Tiles]) -> Tiles | None:
+    """A sum with a product, or a difference, as one instruction; XLA lets Triton contract nothing.
+
+    Of whole tiles alone: in numbers for rows and groups it would be few instructions, and a variance that is the
+    difference of two products can be less than zero if only one is rounded.
+    """
+    left, right = operands
+    if all(map(_are_few, operands)) or not (isinstance(left, Product) or isinstance(right, Product)):
+        return None
+    if isinstance(left, Product):
+        return _each(_fma if op != "sub" else functools.partial(_fma, negative=3), [*left.factors, right])
+    assert isinstance(right, Product)
+    return _each(_fma if op != "sub" else functools.partial(_fma, negative=1), [*right.factors, left])
+
+
+def _fma(*operands: jax.Array, negative: int = 0) -> jax.Array:
+    """a * b + c, the first or third of the opposite sign: a part of the instruction, as Triton's 0 - x is not."""
+    shape = jnp.broadcast_shapes(*(operand.shape for operand in operands))
+    text = "fma.rn.f32 $0, $1, $2, $3;"
+    if negative:
+        opposite = text.replace(f"${negative}", "opposite")
+        text = f"{{ .reg .f32 opposite; neg.f32 opposite, ${negative}; {opposite} }}"
+    return inline_ptx(text, *(jnp.broadcast_to(operand, shape) for operand in operands), constraints="=f,f,f,f")
 
 
 def _each(function: Callable[..., jax.Array], operands: Sequence[Tiles]) -> Tiles:
@@ -66,6 +105,19 @@ def _with_nan(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
 
     def kept(x: jax.Array, y: jax.Array) -> jax.Array:
         return jnp.where(x != x, x, jnp.where(y != y, y, function(x, y)))
+
+    return kept
+
+
+def _instruction_with_nan(name: str) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    """The same as one instruction, of blocks."""
+
+    def kept(x: jax.Array, y: jax.Array) -> jax.Array:
+        shape = jnp.broadcast_shapes(x.shape, y.shape)
+        if not shape:
+            return _with_nan(getattr(jnp, f"{name}imum"))(x, y)
+        blocks = (jnp.broadcast_to(x, shape), jnp.broadcast_to(y, shape))
+        return inline_ptx(f"{name}.NaN.f32 $0, $1, $2;", *blocks, constraints="=f,f,f")
 
     return kept
 
@@ -153,5 +205,8 @@ _APPROXIMATE: Functions = {
     "exp2": _exp2,
     "logistic": lambda x: _reciprocal(1 + _exp2(x * -_LOG2_E)),
     # Not the device's, which is 2^-11 off: 1 + tanh, as in gelu, is less than that where x is below -4.
-    "tanh": lambda x: 1 - 2 * _reciprocal(1 + _exp2(x * (2 * _LOG2_E))),
+    "tanh": lambda x: _fma(jnp.float32(-2), _reciprocal(1 + _exp2(x * (2 * _LOG2_E))), jnp.float32(1)),
+    "max": _instruction_with_nan("max"),
+    "min": _instruction_with_nan("min"),
+    "clamp": lambda least, x, most: _instruction_with_nan("min")(_instruction_with_nan("max")(x, least), most),
 }
