@@ -1,7 +1,7 @@
 """The arithmetic of a program, node by node, on lists of tiles.
 
 Exponentials and reciprocals are the device's approximate ones (2 ulp in f32); XLA spends several instructions around
-each for numbers that FP8 cannot tell apart.
+each for numbers that FP8 cannot tell apart. A sum with a product is one instruction, as XLA makes it elsewhere.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Groups(Tiles):
 
 
 class Product(Tiles):
-    """Products, and of what."""
+    """Products, and what they are of: a sum with them can be made of that."""
 
     factors: tuple[Tiles, Tiles]
 
@@ -43,7 +43,9 @@ def operands_of(node: Node, values: Sequence[Tiles]) -> list[Tiles]:
 
 def computed(node: Node, operands: Sequence[Tiles], interpret: bool) -> Tiles:
     """What a node computes, exactly where it is interpreted."""
-    functions = {**_EXACT, **({} if interpret else _APPROXIMATE)}
+    # Inline PTX is of blocks. What is a single number is computed exactly.
+    is_number = all(tiles[0].ndim == 0 for tiles in operands)
+    functions = {**_EXACT, **({} if interpret or is_number else _ON_DEVICE)}
     if node.op == "reduce_sum":  # tiles first: what threads hold is then exchanged once
         return [jnp.sum(functools.reduce(jnp.add, operands[0]), axis=1, keepdims=True)]
     if node.op in _REDUCED:
@@ -71,16 +73,15 @@ def _contracted(op: str, operands: Sequence[Tiles]) -> Tiles | None:
     difference of two products can be less than zero if only one is rounded.
     """
     left, right = operands
-    if all(map(_are_few, operands)) or not (isinstance(left, Product) or isinstance(right, Product)):
-        return None
-    if isinstance(left, Product):
-        return _each(_fma if op != "sub" else functools.partial(_fma, negative=3), [*left.factors, right])
-    assert isinstance(right, Product)
-    return _each(_fma if op != "sub" else functools.partial(_fma, negative=1), [*right.factors, left])
+    if isinstance(left, Product) and not _are_few(left):
+        return _each(functools.partial(_fma, negative=3 if op == "sub" else 0), [*left.factors, right])
+    if isinstance(right, Product) and not _are_few(right):
+        return _each(functools.partial(_fma, negative=1 if op == "sub" else 0), [*right.factors, left])
+    return None
 
 
 def _fma(*operands: jax.Array, negative: int = 0) -> jax.Array:
-    """a * b + c, the first or third of the opposite sign: a part of the instruction, as Triton's 0 - x is not."""
+    """a * b + c, with the opposite of operand `negative`, 1 or 3: Triton would make 0 - x of it first."""
     shape = jnp.broadcast_shapes(*(operand.shape for operand in operands))
     text = "fma.rn.f32 $0, $1, $2, $3;"
     if negative:
@@ -109,20 +110,21 @@ def _with_nan(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     return kept
 
 
-def _instruction_with_nan(name: str) -> Callable[[jax.Array, jax.Array], jax.Array]:
-    """The same as one instruction, of blocks."""
+_minimum, _maximum = _with_nan(jnp.minimum), _with_nan(jnp.maximum)
+
+
+def _in_one_instruction(text: str) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    """The same on the device."""
 
     def kept(x: jax.Array, y: jax.Array) -> jax.Array:
         shape = jnp.broadcast_shapes(x.shape, y.shape)
-        if not shape:
-            return _with_nan(getattr(jnp, f"{name}imum"))(x, y)
-        blocks = (jnp.broadcast_to(x, shape), jnp.broadcast_to(y, shape))
-        return inline_ptx(f"{name}.NaN.f32 $0, $1, $2;", *blocks, constraints="=f,f,f")
+        blocks = jnp.broadcast_to(x, shape), jnp.broadcast_to(y, shape)
+        return inline_ptx(f"{text} $0, $1, $2;", *blocks, constraints="=f,f,f")
 
     return kept
 
 
-_minimum, _maximum = _with_nan(jnp.minimum), _with_nan(jnp.maximum)
+_minimum_of_blocks, _maximum_of_blocks = _in_one_instruction("min.NaN.f32"), _in_one_instruction("max.NaN.f32")
 
 
 def _of_row_with_nan(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
@@ -197,7 +199,7 @@ def _erfc(x: jax.Array) -> jax.Array:
 _exp2, _reciprocal = _instruction("ex2.approx.ftz.f32"), _instruction("rcp.approx.ftz.f32")
 _LOG2_E = np.float32(1.4426950408889634)
 
-_APPROXIMATE: Functions = {
+_ON_DEVICE: Functions = {
     "div": lambda x, y: x * _reciprocal(y),
     "erf": lambda x: 1 - _erfc(x),
     "erfc": _erfc,
@@ -206,7 +208,8 @@ _APPROXIMATE: Functions = {
     "logistic": lambda x: _reciprocal(1 + _exp2(x * -_LOG2_E)),
     # Not the device's, which is 2^-11 off: 1 + tanh, as in gelu, is less than that where x is below -4.
     "tanh": lambda x: _fma(jnp.float32(-2), _reciprocal(1 + _exp2(x * (2 * _LOG2_E))), jnp.float32(1)),
-    "max": _instruction_with_nan("max"),
-    "min": _instruction_with_nan("min"),
-    "clamp": lambda least, x, most: _instruction_with_nan("min")(_instruction_with_nan("max")(x, least), most),
+    "one_minus_square": lambda x: _fma(x, x, jnp.float32(1), negative=1),
+    "max": _maximum_of_blocks,
+    "min": _minimum_of_blocks,
+    "clamp": lambda least, x, most: _minimum_of_blocks(_maximum_of_blocks(x, least), most),
 }

@@ -256,9 +256,9 @@ def tiling_of(problem: FusedCast) -> Tiling | No:
     of_images = _tiling_of_images(problem)
     if of_images is not None:
         return of_images
-    if problem.adds_up:
-        return _tiling_of_walks(problem)
     reduces = problem.reduces
+    if problem.adds_up or (reduces and _tensors(problem.operands) > 1):
+        return _tiling_by_registers(problem)
     # Where a table of a tile has fewer numbers than the program threads, Triton loads it as the tile needs it; else it
     # goes through shared memory, behind a barrier.
     warps, most_columns = (8, 128) if reduces else (4, 64)
@@ -269,8 +269,7 @@ def tiling_of(problem: FusedCast) -> Tiling | No:
     rows = math.gcd(problem.rows, *_periods(problem), 1 << 30)  # a power of two
     # 16 bytes of 8 elements are a load of a thread. Of a reduction all of a row is in registers.
     threads = 32 * warps
-    most = 80 * threads // max(1, _tensors(problem.operands))
-    while rows * columns > 32 * threads // (4 if reduces else 1) or rows * columns * tiles > most:
+    while rows * columns > 32 * threads // (4 if reduces else 1) or rows * columns * tiles > 80 * threads:
         rows //= 2
     # Of a small tensor fewer, so that every multiprocessor has some programs.
     while rows > 1 and rows * columns > 4 * threads and problem.rows * problem.columns < 528 * rows * columns * tiles:
@@ -280,19 +279,21 @@ def tiling_of(problem: FusedCast) -> Tiling | No:
     return Tiling(rows, columns, tiles, warps, problem.rows // rows)
 
 
-def _tiling_of_walks(problem: FusedCast) -> Tiling | No:
-    """The tiling where programs walk down the rows and add up, in registers, tiles of what they have seen."""
+def _tiling_by_registers(problem: FusedCast) -> Tiling | No:
+    """The tiling where programs walk down the rows and add up tiles of what they have seen, or have several tensors."""
     height = math.gcd(problem.rows, *_periods(problem), 1 << 30)
     widths = (problem.columns, *_widths_of_parts(problem))
     columns = math.gcd(128 if problem.reduces else 64, *widths)
     size = 8  # elements of a tile for each thread: 16 bytes, and as many registers for each number that is added up
     if problem.reduces:
-        # Of each element of a row its tensors and sums are in registers: 160 of the 255 that a thread has at most.
-        # Wider tiles have fewer rows; up to 256 columns a row is one warp's, which adds it up without the others.
-        registers = _tensors(problem.operands) + sum(result.kind == "column_sum" for result in problem.results)
-        while problem.columns // columns * size * registers > 160 and math.gcd(2 * columns, *widths) > columns:
+        # Of each element of a row its tensors, its sums and what is made of it at a time are in registers: 200 of the
+        # 255 that a thread has at most, as offsets and numbers of rows are too. Wider tiles have fewer rows; up to 256
+        # columns a row is one warp's, which adds it up without the others.
+        sums = sum(result.kind == "column_sum" for result in problem.results)
+        registers = _tensors(problem.operands) + sums + 1
+        while problem.columns // columns * size * registers > 200 and math.gcd(2 * columns, *widths) > columns:
             columns *= 2
-        while problem.columns // columns * size * registers > 160:
+        while problem.columns // columns * size * registers > 200:
             size //= 2
     tiles = problem.columns // columns if problem.reduces else 1
     if columns < _LEAST_COLUMNS or tiles > _MOST_TILES or size < _LEAST_SIZE_OF_LOADS:
@@ -309,8 +310,10 @@ def _tiling_of_walks(problem: FusedCast) -> Tiling | No:
     below = 1 if problem.reduces else min(4, height // rows)
     while below > 1 and problem.rows // (rows * below) * across < 4 * _MULTIPROCESSORS:
         below //= 2
-    # All run at once, or nearly: what programs add up is little to write, and as much work for each.
     blocks = problem.rows // (rows * below)
+    if not problem.adds_up:
+        return Tiling(rows, columns, tiles, warps, blocks, below)
+    # All run at once, or nearly: what programs add up is little to write, and as much work for each.
     most = max(1, _MULTIPROCESSORS * (2 if problem.reduces else 8) // across)
     steps = -(-blocks // most)
     return Tiling(rows, columns, tiles, warps, -(-blocks // steps), below)

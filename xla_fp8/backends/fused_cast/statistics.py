@@ -53,6 +53,29 @@ def run(statistics: Statistics, operands: Sequence[jax.Array], interpret: bool =
     return result
 
 
+def totals(statistics: Statistics, operands: Sequence[jax.Array], interpret: bool = False) -> list[jax.Array]:
+    """The sums as f32[images, groups] each, for what is no fused cast.
+
+    Raises:
+        ValueError: `parts_of` says why there is no kernel.
+    """
+    written = run(statistics, operands, interpret)
+    parts = parts_of(statistics)
+    assert isinstance(parts, Parts), "an unsupported problem is not run"
+    across, slots = _across(statistics, parts), _slots(statistics, parts)
+    shape = (len(statistics.results), statistics.images, parts.count, across * slots)
+    of_pieces = jnp.sum(written.reshape(shape), axis=2)
+    # Which pieces are of a group, by program across and slot.
+    column = np.arange(across)[:, None] * parts.columns
+    group = (column // statistics.width + np.arange(slots)).reshape(-1)
+    is_there = group * statistics.width < np.repeat(column + parts.columns, slots)
+    of_group = is_there & (group == np.arange(statistics.groups)[:, None])
+    most = of_group.sum(axis=1).max()
+    places = np.argsort(~of_group, axis=1, kind="stable")[:, :most]
+    is_own = np.take_along_axis(of_group, places, axis=1)
+    return list(jnp.sum(jnp.where(is_own, of_pieces[..., places], 0), axis=-1))
+
+
 def _across(statistics: Statistics, parts: Parts) -> int:
     return statistics.columns // parts.columns
 
