@@ -81,7 +81,7 @@ def _equations(jaxpr: Any) -> list[Any]:
 
 
 def in_fp8(value: int) -> Result:
-    return Result("tensor", value, np.dtype(E4M3))
+    return Result("tensor", (value,), np.dtype(E4M3))
 
 
 def only(name: str) -> FusedCast:

@@ -179,7 +179,7 @@ def test_an_exported_program_takes_no_kernel_along() -> None:
 
 def test_what_there_is_no_kernel_for() -> None:
     def problem(rows: int, dtype: Any) -> FusedCast:
-        result = Result("tensor", 1, np.dtype(dtype))
+        result = Result("tensor", (1,), np.dtype(dtype))
         return FusedCast(rows, 320, (Matrix(np.dtype(jnp.bfloat16), 320),), (Node("square", (0,)),), (result,))
 
     assert supports(problem(2**20, E4M3)).ok

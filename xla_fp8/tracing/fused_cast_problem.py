@@ -28,7 +28,7 @@ from xla_fp8.tracing.equations import Equation, Jaxpr, is_fp8, is_literal, varia
 from xla_fp8.tracing.errors import RegionError
 from xla_fp8.tracing.inline import flat
 from xla_fp8.tracing.quantizations import is_cast
-from xla_fp8.tracing.rows import Rows, Spread, columns_of, element_count, is_reshape, sums_groups
+from xla_fp8.tracing.rows import Rows, Spread, columns_of, element_count, is_reshape, joins_values, sums_groups
 
 Kind = Literal["tensor", "row", "amax", "column_sum"]
 
@@ -62,10 +62,20 @@ class _Stored:
 class _Translation:
     """Equations to a problem."""
 
-    def __init__(self, jaxpr: Jaxpr, rows: Rows) -> None:
-        self.jaxpr, self.rows = jaxpr, rows
+    def __init__(self, jaxpr: Jaxpr, whole: Rows) -> None:
+        self.jaxpr, self.whole, self.rows = jaxpr, whole, whole
         self.inputs = {variable: i for i, variable in enumerate(jaxpr.invars)}
         self.producer = {variable: equation for equation in jaxpr.eqns for variable in equation.outvars}
+        # What puts computed values beside each other; the kernel is on the rows of one of these.
+        self.join: Equation | None = None
+        self.of_joined: set[Any] = set()
+        for equation in jaxpr.eqns:
+            if self.join is None and self._joins_values(equation):
+                self.join = equation
+                self.rows = Rows(whole.count, whole.columns // len(equation.invars))
+                self.of_joined.update(equation.outvars)
+            elif not self.of_joined.isdisjoint(variables(equation.invars)):
+                self.of_joined.update(equation.outvars)
         self.stored = list(map(self._stored, jaxpr.outvars))
         of_kinds: dict[Kind, Spread] = {"tensor": "all", "row": "row", "amax": "one", "column_sum": "column"}
         self.spread: dict[Any, Any] = {
@@ -75,6 +85,10 @@ class _Translation:
         self.groups: set[Table] = set()
         for equation in reversed(jaxpr.eqns):
             of = self.spread_of(equation)
+            if equation is self.join:
+                self.spread.update(dict.fromkeys(variables(equation.invars), "all"))
+                continue
+            rows = self._rows_of(equation)
             for atom, spread in rows.spreads(equation, of):
                 self.spread[atom] = spread
                 if (
@@ -83,6 +97,12 @@ class _Translation:
                     and (table := rows.table_of(atom, equation)) is not None
                 ):
                     self.groups.add(table)
+
+    def _joins_values(self, equation: Equation) -> bool:
+        return joins_values(equation, self.whole) and not self.inputs.keys() >= set(variables(equation.invars))
+
+    def _rows_of(self, equation: Equation) -> Rows:
+        return self.rows if self.of_joined.isdisjoint(variables(equation.invars)) else self.whole
 
     def spread_of(self, equation: Equation) -> Spread:
         return next((self.spread[variable] for variable in equation.outvars if variable in self.spread), "one")
@@ -94,9 +114,9 @@ class _Translation:
         if equation.primitive.name == "reduce_max" and element_count(result) == 1:
             absolute = self.producer[equation.invars[0]]
             return _Stored("amax", absolute.invars[0], absolute, f32)
-        if self.rows.are_summed_by(equation):
+        if self._rows_of(equation).are_summed_by(equation):
             return _Stored("column_sum", equation.invars[0], equation, f32)
-        if self.rows.hold(result):
+        if self.rows.hold(result) or result in self.of_joined:
             return _Stored("tensor", result, equation, np.dtype(result.aval.dtype))
         return _Stored("row", result, equation, f32)
 
@@ -110,19 +130,41 @@ class _Translation:
         if statistics is not None:
             for number, variable in enumerate(made):
                 program.read(variable, Sums(statistics, number))
-        program.add_all(self._computing([stored.value for stored in self.stored], made))
-        values = [program.value(stored.value, stored.equation) for stored in self.stored]
-        for stored, value in zip(self.stored, values, strict=True):
-            if is_fp8(stored) and not program.saturates(value, float(jnp.finfo(stored.dtype).max)):  # type: ignore[no-untyped-call]
-                return None
+        results = []
+        for stored, values in zip(self.stored, self._values(program, made), strict=True):
+            if is_fp8(stored):
+                largest = float(jnp.finfo(stored.dtype).max)  # type: ignore[no-untyped-call]
+                if not all(program.saturates(value, largest) for value in values):
+                    return None
+            results.append((stored.kind, values, stored.dtype))
         problem = FusedCast(
             self.rows.count,
             self.rows.columns,
             program.operands,
             program.numbered_nodes,
-            tuple(Result(s.kind, program.position(v), s.dtype) for s, v in zip(self.stored, values, strict=True)),
+            tuple(Result(kind, tuple(map(program.position, values)), dtype) for kind, values, dtype in results),
         )
         return (problem, sources + program.sources) if problems.supports(problem).ok else None
+
+    def _values(self, program: _Program, made: Iterable[Any]) -> list[tuple[Any, ...]]:
+        """Of each result the value that is stored, or those beside each other."""
+        equations = self._computing([stored.value for stored in self.stored], made)
+        if self.join is None:
+            program.add_all(equations)
+            return [(program.value(stored.value, stored.equation),) for stored in self.stored]
+        [joined] = self.join.outvars
+        program.add_all(e for e in equations if self.of_joined.isdisjoint(e.outvars))
+        behind = [e for e in equations if e is not self.join and not self.of_joined.isdisjoint(e.outvars)]
+        found: list[tuple[Any, ...]] = [()] * len(self.stored)
+        for part in self.join.invars:
+            program.known[joined] = program.value(part, self.join)
+            program.add_all(behind)
+            values = [program.value(stored.value, stored.equation) for stored in self.stored]
+            found = [
+                (*parts, value) if stored.value in self.of_joined or not parts else parts
+                for stored, parts, value in zip(self.stored, found, values, strict=True)
+            ]
+        return found
 
     def _statistics(self, sums: Sequence[Equation]) -> tuple[Statistics, Sources] | None:
         """Of sums of the same groups, which are those that are read."""

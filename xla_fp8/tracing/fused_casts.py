@@ -26,11 +26,12 @@ import numpy as np
 
 from xla_fp8 import _jax_compat
 from xla_fp8.backends.fused_cast import problem as problems
+from xla_fp8.backends.fused_cast.problem import Table
 from xla_fp8.tracing.data_flow import DataFlow
 from xla_fp8.tracing.equations import Equation, is_literal, variables
 from xla_fp8.tracing.inline import flat
 from xla_fp8.tracing.quantizations import is_cast
-from xla_fp8.tracing.rows import Rows, Spread, columns_of, element_count, is_reshape, sums_groups
+from xla_fp8.tracing.rows import Rows, Spread, columns_of, element_count, is_reshape, joins_values, sums_groups
 
 _MOVES = frozenset({"broadcast_in_dim", "concatenate", "dynamic_slice", "pad", "rev", "slice", "transpose"})
 """What XLA fuses with what reads it; for a kernel it would be written to memory first."""
@@ -138,6 +139,9 @@ class _Walk:
             index = -heapq.heappop(self.pending)
             if index in self.absorbed:
                 continue
+            if self._joins_values(index):
+                self._go_on_with_parts(index)
+                continue
             is_computable = self._is_computable(index)
             if is_computable or self.spread[index] == "all":
                 for end in self._ends(index):
@@ -148,7 +152,7 @@ class _Walk:
                 self.read.update(self.wanted.intersection(self.flow.equations[index].outvars))
         if not self._is_worth_it():
             return None
-        in_order = sorted(self.results, key=lambda variable: not self.rows.hold(variable))
+        in_order = sorted(self.results, key=lambda variable: element_count(variable) < self.rows.size)
         return Group(tuple(sorted(self.absorbed)), tuple(in_order))
 
     # Down
@@ -214,24 +218,49 @@ class _Walk:
 
     # Up
 
+    def _joins_values(self, index: int) -> bool:
+        """Whether the parts of a tensor are beside each other that all so far is computed of, and are computed too."""
+        equation = self.flow.equations[index]
+        others = [result for i in self.tables for result in self.flow.equations[i].outvars]
+        is_of_elements = {self.spread[i] for i in self.absorbed} <= {"all", "one", "column"}
+        if any(element_count(other) > 1 for other in others) or not is_of_elements:
+            return False
+        if not joins_values(equation, self.rows) or self._joins_tensors(index):
+            return False
+        outside = set(self._readers_outside(index)).difference(self._ends(index))
+        return not outside and self.known.results.isdisjoint(equation.outvars)
+
+    def _go_on_with_parts(self, index: int) -> None:
+        """From here up, all is on the rows of one part."""
+        for end in self._ends(index):
+            self._end(end)
+        equation = self.flow.equations[index]
+        self.absorbed.add(index)
+        self.rows = Rows(self.rows.count, self.rows.columns // len(equation.invars))
+        for atom in equation.invars:
+            self._want(atom, "all")
+
     def _absorb(self, index: int) -> None:
         self.absorbed.add(index)
         equation = self.flow.equations[index]
         is_summed = index in self.summed or sums_groups(equation, self.spread[index])
         for atom, spread in self.rows.spreads(equation, self.spread[index]):
-            self.wanted.add(atom)
-            producer = self.flow.producer.get(atom)
-            if producer is None:
-                self.read.add(atom)
-            elif spread in ("all", "row", "column", "group") or (
-                spread == "one" and _is_known(self.flow.equations[producer])
-            ):
-                self.is_consistent &= self.spread.setdefault(producer, spread) == spread
-                heapq.heappush(self.pending, -producer)
-                if is_summed:
-                    self.summed.add(producer)
-            else:
-                self.tables.add(producer)
+            self._want(atom, spread, is_summed)
+
+    def _want(self, atom: Any, spread: Spread | Table | None, is_summed: bool = False) -> None:
+        self.wanted.add(atom)
+        producer = self.flow.producer.get(atom)
+        if producer is None:
+            self.read.add(atom)
+        elif spread in ("all", "row", "column", "group") or (
+            spread == "one" and _is_known(self.flow.equations[producer])
+        ):
+            self.is_consistent &= self.spread.setdefault(producer, spread) == spread
+            heapq.heappush(self.pending, -producer)
+            if is_summed:
+                self.summed.add(producer)
+        else:
+            self.tables.add(producer)
 
     def _is_computable(self, index: int) -> bool:
         """Whether the kernel can compute an equation; else it reads its result."""
@@ -244,7 +273,7 @@ class _Walk:
         if name in ("split", "slice"):
             return equation.invars[0].aval.dtype in _NARROW and bool(columns_of(equation, self.rows))
         if name == "concatenate":
-            return self._joins_tensors(equation)
+            return self._joins_tensors(index)
         if name == "convert_element_type" and _is_known(equation):  # a bound of jnp.clip, which may be an integer
             return True
         if not all(map(_is_operand, equation.invars)):
@@ -260,14 +289,15 @@ class _Walk:
             return False
         return all(self.rows.spread(a, equation, spread) is not None for a in variables(equation.invars))
 
-    def _joins_tensors(self, equation: Equation) -> bool:
+    def _joins_tensors(self, index: int) -> bool:
         """Whether a concatenation is of columns, and of tensors in memory."""
+        equation = self.flow.equations[index]
         shape = equation.outvars[0].aval.shape
         return (
             equation.params["dimension"] == len(shape) - 1
             and shape[-1] == self.rows.columns
             and self.rows.hold(equation.outvars[0])
-            and all(not is_literal(atom) and self._is_tensor(atom) for atom in equation.invars)
+            and all(not is_literal(atom) and self._is_tensor(atom, index) for atom in equation.invars)
         )
 
     def _is_kept(self, index: int) -> bool:
@@ -327,16 +357,16 @@ class _Walk:
             and self.flow.equations[reader].primitive.name != "xla_fp8_link"
         ]
 
-    def _is_needed_outside(self, index: int) -> bool:
-        return bool(self._readers_outside(index)) or not self.known.results.isdisjoint(
-            self.flow.equations[index].outvars
-        )
+    def _is_needed_outside(self, index: int, reader: int | None = None) -> bool:
+        """Whether a result is needed by others than the group, and than one reader."""
+        is_result = not self.known.results.isdisjoint(self.flow.equations[index].outvars)
+        return is_result or any(other != reader for other in self._readers_outside(index))
 
     def _come_back(self, ends: Sequence[int]) -> bool:
         """Whether the group reads what is made of the results of equations, or they what is made of the group's."""
         own = set(ends)
-        after = (r for end in ends for v in self.flow.equations[end].outvars for r in self.flow.consumers.get(v, ()))
-        if self._reach_group(reader for reader in after if reader not in own):
+        after = {r for end in ends for v in self.flow.equations[end].outvars for r in self.flow.consumers.get(v, ())}
+        if not self.absorbed.isdisjoint(after - own) or self._reach_group(after - own):
             return True
         first, seen = min(self.absorbed), set(own)
         pending = [p for end in ends for p in self.flow.predecessors[end] if p not in own]
@@ -388,7 +418,7 @@ class _Walk:
         arithmetic = [
             equation
             for equation in map(self.flow.equations.__getitem__, self.absorbed)
-            if equation.primitive.name in problems.ELEMENTWISE and self.rows.hold(equation.outvars[0])
+            if equation.primitive.name in problems.ELEMENTWISE and element_count(equation.outvars[0]) >= self.rows.size
         ]
         if not self._is_small():
             return False
@@ -397,8 +427,8 @@ class _Walk:
         tensors = filter(self.rows.hold, self.read)
         return len(arithmetic) >= _LEAST_ARITHMETIC and all(map(self._is_tensor, tensors))
 
-    def _is_tensor(self, atom: Any) -> bool:
-        """Whether what the kernel reads is in memory in any case, and of 16 bits.
+    def _is_tensor(self, atom: Any, reader: int | None = None) -> bool:
+        """Whether what the kernel, or a reader that it computes, reads is in memory in any case, and of 16 bits.
 
         XLA fuses other things with what reads them: moves, and operations that the kernel cannot do.
         """
@@ -409,7 +439,7 @@ class _Walk:
             return True
         if self.flow.equations[producer].primitive.name in _MOVES:
             return False
-        return producer in self.known.taken or self._is_needed_outside(producer)
+        return producer in self.known.taken or self._is_needed_outside(producer, reader)
 
 
 def _is_view(equation: Equation) -> bool:

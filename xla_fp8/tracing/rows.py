@@ -183,6 +183,15 @@ def sums_groups(equation: Equation, of: Spread) -> bool:
     return of == "group" and equation.primitive.name in REDUCTIONS and not is_reshape(equation)
 
 
+def joins_values(equation: Equation, rows: Rows) -> bool:
+    """Whether an equation puts values of as many columns beside each other: tensors that are computed part by part."""
+    if equation.primitive.name != "concatenate" or not rows.hold(equation.outvars[0]):
+        return False
+    *_, last = shape = equation.outvars[0].aval.shape
+    widths = {atom.aval.shape[-1] for atom in equation.invars}
+    return equation.params["dimension"] == len(shape) - 1 and last == rows.columns and len(widths) == 1
+
+
 def is_reshape(equation: Equation) -> bool:
     """Whether a result has the elements of its operand, in their order, in another shape.
 

@@ -44,19 +44,19 @@ class Builder:
 
 
 def of_dtype(value: int, dtype: np.dtype[Any]) -> Result:
-    return Result("tensor", value, dtype)
+    return Result("tensor", (value,), dtype)
 
 
 def of_rows(value: int) -> Result:
-    return Result("row", value, F32)
+    return Result("row", (value,), F32)
 
 
 def amax(value: int) -> Result:
-    return Result("amax", value, F32)
+    return Result("amax", (value,), F32)
 
 
 def column_sum(value: int) -> Result:
-    return Result("column_sum", value, F32)
+    return Result("column_sum", (value,), F32)
 
 
 def copy(rows: int, columns: int) -> FusedCast:
@@ -167,4 +167,4 @@ def computed(problem: FusedCast, arrays: Sequence[jax.Array]) -> list[Any]:
         "amax": lambda x: np.max(np.abs(x)),
         "column_sum": lambda x: np.broadcast_to(x, shape).sum(0),
     }
-    return [results[result.kind](values[result.value]) for result in problem.results]
+    return [results[result.kind](values[result.values[0]]) for result in problem.results]

@@ -155,8 +155,8 @@ def test_every_row_and_column_is_a_programs(program: Program, columns: int) -> N
 @pytest.mark.parametrize(
     ("result", "reason"),
     [
-        (Result("row", 0, F32), "more than one number in a row"),
-        (Result("tensor", 0, np.dtype(jnp.float8_e4m3b11fnuz)), "float8_e4m3b11fnuz"),
+        (Result("row", (0,), F32), "more than one number in a row"),
+        (Result("tensor", (0,), np.dtype(jnp.float8_e4m3b11fnuz)), "float8_e4m3b11fnuz"),
     ],
 )
 def test_results_that_there_are_no_kernels_for(result: Result, reason: str) -> None:

@@ -17,7 +17,7 @@ from jax.experimental import pallas as pl
 from xla_fp8.backends.fused_cast import parts, statistics
 from xla_fp8.backends.fused_cast.arithmetic import Groups, Tiles, computed, operands_of
 from xla_fp8.backends.fused_cast.loads import Place, loaded
-from xla_fp8.backends.fused_cast.problem import FusedCast, Sums, Tiling, tiling_of
+from xla_fp8.backends.fused_cast.problem import FusedCast, Result, Sums, Tiling, tiling_of
 from xla_fp8.backends.fused_cast.results import store_rows, store_tensor
 from xla_fp8.backends.protocol import No
 from xla_fp8.backends.triton.launch import launch
@@ -45,18 +45,12 @@ def run(problem: FusedCast, operands: Sequence[jax.Array], interpret: bool = Fal
         own = problem.statistics.array_count
         sums = statistics.run(problem.statistics, operands[:own], interpret)
         operands = [sums, *operands[own:]]
-    programs = tiling.down * _programs_across(problem, tiling)
-    shapes: dict[str, tuple[tuple[int, ...], Any]] = {
-        "row": ((problem.rows,), jnp.float32),
-        "amax": ((programs,), jnp.uint32),
-        "column_sum": ((tiling.down, problem.columns), jnp.float32),
-    }
     written = launch(
         functools.partial(_kernel, problem, tiling, interpret),
         operands,
-        [shapes.get(result.kind, ((problem.rows, problem.columns), result.dtype)) for result in problem.results],
+        [_written(problem, tiling, result) for result in problem.results],
         name=NAME,
-        programs=programs,
+        programs=_programs(problem, tiling),
         warps=tiling.warps,
         interpret=interpret,
     )
@@ -64,6 +58,22 @@ def run(problem: FusedCast, operands: Sequence[jax.Array], interpret: bool = Fal
         parts.whole(result, array) if result.kind in parts.KINDS else array
         for result, array in zip(problem.results, written, strict=True)
     ]
+
+
+def _written(problem: FusedCast, tiling: Tiling, result: Result) -> tuple[tuple[int, ...], Any]:
+    """Shape and type of what the kernel writes of a result."""
+    columns = len(result.values) * problem.columns
+    if result.kind == "row":
+        return (problem.rows,), jnp.float32
+    if result.kind == "amax":
+        return (_programs(problem, tiling),), jnp.uint32
+    if result.kind == "column_sum":
+        return (tiling.down, columns), jnp.float32
+    return (problem.rows, columns), result.dtype
+
+
+def _programs(problem: FusedCast, tiling: Tiling) -> int:
+    return tiling.down * _programs_across(problem, tiling)
 
 
 def _programs_across(problem: FusedCast, tiling: Tiling) -> int:
@@ -82,14 +92,15 @@ def _kernel(problem: FusedCast, tiling: Tiling, interpret: bool, *refs: Any) -> 
         place = Place(rows, columns, tiling.rows, tiling.columns, 32 * tiling.warps, interpret, tiling.own)
         values, joined = _values(problem, inputs, place), []
         for result, so_far, ref in zip(problem.results, carried, outputs, strict=True):
-            tiles = values[result.value]
+            stored = [values[value] for value in result.values]
             if problem.statistics is not None:
-                tiles = _by_column(tiles, problem.statistics.width, place)
+                stored = [_by_column(tiles, problem.statistics.width, place) for tiles in stored]
             if result.kind == "tensor":
-                store_tensor(tiles, ref, place)
+                for number, tiles in enumerate(stored):
+                    store_tensor(tiles, ref, place, number * problem.columns)
             elif result.kind == "row":
-                store_rows(tiles, ref, place)
-            joined.append(parts.joined(result, so_far, tiles, place) if so_far else so_far)
+                store_rows(stored[0], ref, place)
+            joined.append(parts.joined(result, so_far, stored, place) if so_far else so_far)
         return joined
 
     carried = [parts.start(result, tiling) for result in problem.results]
@@ -101,7 +112,8 @@ def _kernel(problem: FusedCast, tiling: Tiling, interpret: bool, *refs: Any) -> 
         carried = lax.fori_loop(0, steps, lambda i, so_far: walked(down + i * tiling.down, so_far), carried)
     for result, so_far, ref in zip(problem.results, carried, outputs, strict=True):
         if result.kind in parts.KINDS:
-            parts.store(result, so_far, ref, columns, down)
+            starts = [i * problem.columns + column for i in range(len(result.values)) for column in columns]
+            parts.store(result, so_far, ref, starts, down)
 
 
 def _values(problem: FusedCast, inputs: Sequence[Any], place: Place) -> list[Tiles]:

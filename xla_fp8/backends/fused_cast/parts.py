@@ -11,6 +11,8 @@ numbers, infinity above these and NaN above infinity. Triton's own maximum drops
 from __future__ import annotations
 
 import functools
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -30,21 +32,23 @@ KINDS = ("amax", "column_sum")
 
 def start(result: Result, tiling: Tiling) -> list[jax.Array]:
     """What a program carries before its first block: nothing of a result that it stores block by block."""
-    count = {"amax": 1, "column_sum": tiling.tiles}.get(result.kind, 0)
+    count = {"amax": 1, "column_sum": tiling.tiles * len(result.values)}.get(result.kind, 0)
     return [jnp.zeros((tiling.rows, tiling.columns), jnp.float32)] * count
 
 
-def joined(result: Result, carried: list[jax.Array], tiles: Tiles, place: Place) -> list[jax.Array]:
+def joined(result: Result, carried: list[jax.Array], values: Sequence[Tiles], place: Place) -> list[jax.Array]:
     """What it carries behind a block whose tiles these are, by row and column."""
-    whole = place.whole(tiles)
+    wholes = [place.whole(tiles) for tiles in values]
     if result.kind == "amax":
-        return [functools.reduce(functools.partial(_larger, interpret=place.interpret), whole, carried[0])]
+        larger = functools.partial(_larger, interpret=place.interpret)
+        return [functools.reduce(larger, itertools.chain(*wholes), carried[0])]
     across = len(place.columns)
-    return [functools.reduce(jnp.add, whole[i::across], total) for i, total in enumerate(carried)]
+    columns = [whole[i::across] for whole in wholes for i in range(across)]
+    return [functools.reduce(jnp.add, tiles, total) for tiles, total in zip(columns, carried, strict=True)]
 
 
-def store(result: Result, carried: list[jax.Array], ref: Any, columns: tuple[Any, ...], down: Any) -> None:
-    """Writes a program's part."""
+def store(result: Result, carried: list[jax.Array], ref: Any, columns: Sequence[Any], down: Any) -> None:
+    """Writes a program's part. `columns` are the first ones of the tiles, of all values."""
     if result.kind == "amax":
         ref[pl.program_id(0)] = jnp.max(lax.bitcast_convert_type(carried[0], jnp.uint32))
         return

@@ -177,18 +177,18 @@ Operand = Matrix | Joined | Table | Sums
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What is written of a value; one of fewer numbers than a tensor is repeated where that needs more.
+    """What is written of values; one of fewer numbers than a tensor is repeated where that needs more.
 
     Attributes:
         kind: "tensor": [rows, columns]. "row": [rows], of a value with a number for each row. "amax": [], the largest
             of the absolute values, NaN if there is one. "column_sum": [columns], the sum over all rows.
-        value: its position among operands and nodes. The cast to FP8 saturates: of what is clamped to the type's range
-            the value before.
+        values: positions among operands and nodes. Several are beside each other, and have as many times the columns.
+            The cast to FP8 saturates: of what is clamped to the type's range the value before.
         dtype: of a tensor e4m3fn, e5m2, bf16, f16 or f32; else f32.
     """
 
     kind: Literal["tensor", "row", "amax", "column_sum"]
-    value: int
+    values: tuple[int, ...]
     dtype: np.dtype[Any]
 
 
@@ -289,7 +289,7 @@ def _tiling_by_registers(problem: FusedCast) -> Tiling | No:
         # Of each element of a row its tensors, its sums and what is made of it at a time are in registers: 200 of the
         # 255 that a thread has at most, as offsets and numbers of rows are too. Wider tiles have fewer rows; up to 256
         # columns a row is one warp's, which adds it up without the others.
-        sums = sum(result.kind == "column_sum" for result in problem.results)
+        sums = sum(len(result.values) for result in problem.results if result.kind == "column_sum")
         registers = _tensors(problem.operands) + sums + 1
         while problem.columns // columns * size * registers > 200 and math.gcd(2 * columns, *widths) > columns:
             columns *= 2
@@ -423,7 +423,7 @@ def supports(problem: FusedCast) -> Verdict:
     """Whether there is a kernel."""
     has_columns = _have_columns(problem)
     for result in problem.results:
-        if result.kind == "row" and has_columns[result.value]:
+        if result.kind == "row" and any(has_columns[value] for value in result.values):
             return No("a result by row of a value that has more than one number in a row")
         if result.dtype.name not in _TYPES:
             return No(f"{result.dtype.name}; Triton converts to {', '.join(_TYPES)} alone on a Hopper GPU")

@@ -14,10 +14,10 @@ from xla_fp8.backends.fused_cast.arithmetic import Tiles
 from xla_fp8.backends.fused_cast.loads import Place
 
 
-def store_tensor(tiles: Tiles, ref: Any, place: Place) -> None:
-    """Writes a value to the places of its tiles, in the reference's type."""
+def store_tensor(tiles: Tiles, ref: Any, place: Place, first: int) -> None:
+    """Writes a value to the places of its tiles, `first` columns further on, in the reference's type."""
     for (row, column), tile in zip(place.tiles, place.whole(tiles), strict=True):
-        at = ref.at[pl.ds(row, place.height), pl.ds(column, place.width)]
+        at = ref.at[pl.ds(row, place.height), pl.ds(first + column, place.width)]
         triton.store(at, _converted(tile, ref.dtype, place.interpret), mask=place.mask(tile.shape))
 
 
