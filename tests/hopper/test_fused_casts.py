@@ -11,6 +11,7 @@ import pytest
 
 import xla_fp8
 from tests.fused_casts import CASES, E4M3, Array, affine, cast, group_norm, layer_norm, normal, of
+from tests.training_steps import PROGRAMS, assert_kernels_compute_what_a_step_means, kernels, rewritten
 from xla_fp8.backends.fused_cast import kernel, statistics
 
 pytestmark = pytest.mark.hopper
@@ -125,3 +126,9 @@ def test_rows_of_many_lengths() -> None:
 
         ours, wanted = np.asarray(xla_fp8.jit(norm)(x), np.float32), on_cpu(norm, [x])
         assert np.mean(ours != wanted) < 0.005, columns
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_training_steps(name: str) -> None:
+    assert kernels(rewritten(name)[0])
+    assert_kernels_compute_what_a_step_means(name)

@@ -85,7 +85,7 @@ class _Translation:
         self.groups: set[Table] = set()
         for equation in reversed(jaxpr.eqns):
             of = self.spread_of(equation)
-            if equation is self.join:
+            if self.join is not None and equation is self.join:
                 self.spread.update(dict.fromkeys(variables(equation.invars), "all"))
                 continue
             rows = self._rows_of(equation)
