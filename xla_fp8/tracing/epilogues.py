@@ -55,7 +55,9 @@ def _continues(flow: DataFlow, index: int, members: set[int], before: set[int]) 
 
 def _may_be(flow: DataFlow, index: int, members: set[int], is_given: bool) -> bool:
     """Whether a graph may compute a result, which it gives to others or not."""
-    is_only_a_step = flow.equations[index].primitive.name in _STEPS
+    equation = flow.equations[index]
+    is_square = equation.primitive.name == "mul" and equation.invars[0] is equation.invars[1]
+    is_only_a_step = is_square or equation.primitive.name in _STEPS
     if not (is_given or is_only_a_step):
         return True
     return not is_given if _is_step(flow, index, members) else not is_only_a_step

@@ -42,10 +42,12 @@ Sources = tuple[tuple[int, tuple[int, ...]], ...]
 def problem_of(jaxpr: Jaxpr) -> tuple[FusedCast, Sources] | None:
     """What the kernel of a group, as a closed jaxpr, computes; None where there is no such kernel.
 
-    The first result is of all elements.
+    The first result is of all elements, or a sum over all rows.
     """
     inner = _jax_compat.open_jaxpr(flat(jaxpr))
-    rows = Rows.of(inner.outvars[0].aval.shape)
+    first = inner.outvars[0]
+    made_by = next(equation for equation in inner.eqns if first in equation.outvars)
+    rows = Rows.summed_by(made_by) or Rows.of(first.aval.shape)
     return None if rows is None else _Translation(inner, rows).problem()
 
 

@@ -15,10 +15,11 @@ gradient is of the mean and variance of each row.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import heapq
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -63,22 +64,21 @@ class Group:
 
 
 def fused_casts(flow: DataFlow, outvars: Sequence[Any], taken: set[int]) -> list[Group]:
-    """The casts that kernels compute, each with what is in front of it.
+    """What kernels compute: casts, each with what is in front of it; then other tensors and sums of training.
 
     Args:
         taken: equations that a graph of a convolution or dot computes.
     """
-    known = _Known(flow, set(variables(outvars)), taken, _tensors_of(flow, taken), set())
+    known = _Known(flow, set(variables(outvars)), taken, _tensors_of(flow, taken), set(), set())
     found = []
-    for index, equation in enumerate(flow.equations):
-        if not is_cast(equation) or index in taken or equation.outvars[0] in known.made:
-            continue
-        rows = Rows.of(equation.outvars[0].aval.shape)
-        if rows is not None and rows.size >= _LEAST_SIZE:
-            group = _Walk(known, index, rows).group()
+    for index, rows in (*_casts(known), *_tensors(known), *_sums(known)):
+        if index not in known.gone and known.made.isdisjoint(flow.equations[index].outvars):
+            walk = _Walk(known, index, rows)
+            group = walk.group()
             if group is not None:
                 found.append(group)
                 known.made.update(group.results)
+                known.gone.update(walk.absorbed - walk.shared)
     return found
 
 
@@ -90,6 +90,7 @@ class _Known:
         results: of the program.
         tensors: of each variable the tensors in memory that it is computed of, element by element; two of more.
         made: results of groups found so far.
+        gone: equations that only groups compute.
     """
 
     flow: DataFlow
@@ -97,6 +98,48 @@ class _Known:
     taken: set[int]
     tensors: dict[Any, frozenset[Any]]
     made: set[Any]
+    gone: set[int]
+
+
+Roots = Iterator[tuple[int, Rows]]
+"""Equations at whose results walks begin."""
+
+
+def _casts(known: _Known) -> Roots:
+    for index, equation in enumerate(known.flow.equations):
+        if is_cast(equation) and index not in known.taken:
+            rows = Rows.of(equation.outvars[0].aval.shape)
+            if rows is not None and rows.size >= _LEAST_SIZE:
+                yield index, rows
+
+
+def _tensors(known: _Known) -> Roots:
+    """Tensors of 16 bits that are in memory: something other than elementwise operations reads them."""
+    for index, equation in enumerate(known.flow.equations):
+        if not known.flow.chain[index] or index in known.taken or not _is_elementwise(equation):
+            continue
+        result, *others = equation.outvars
+        if others or result.aval.dtype not in _NARROW:
+            continue
+        rows, readers = Rows.of(result.aval.shape), known.flow.consumers.get(result, ())
+        is_in_memory = result in known.results or any(not known.flow.chain[reader] for reader in readers)
+        if rows is not None and rows.size >= _LEAST_SIZE and is_in_memory:
+            yield index, rows
+
+
+def _sums(known: _Known) -> Roots:
+    """Sums over all rows: gradients of biases and of what norms multiply by, and the statistics of batch norms.
+
+    Those of several tensors first, which take the others of these along.
+    """
+    found = ((index, Rows.summed_by(equation)) for index, equation in enumerate(known.flow.equations))
+    large = [(index, rows) for index, rows in found if rows is not None and rows.size >= _LEAST_SIZE]
+
+    def tensors(root: tuple[int, Rows]) -> int:
+        [operand] = known.flow.equations[root[0]].invars
+        return len(known.tensors.get(operand, ()))
+
+    yield from sorted(large, key=tensors, reverse=True)
 
 
 def _tensors_of(flow: DataFlow, taken: set[int]) -> dict[Any, frozenset[Any]]:
@@ -115,7 +158,7 @@ def _tensors_of(flow: DataFlow, taken: set[int]) -> dict[Any, frozenset[Any]]:
 class _Walk:
     """From a cast up to the tensors that are in memory anyway, and down to what ends there beside it."""
 
-    def __init__(self, known: _Known, cast: int, rows: Rows) -> None:
+    def __init__(self, known: _Known, root: int, rows: Rows) -> None:
         self.known, self.flow, self.rows = known, known.flow, rows
         self.absorbed: set[int] = set()
         # Those absorbed that are computed outside too, because others read their results.
@@ -130,11 +173,20 @@ class _Walk:
         self.tables: set[int] = set()
         # Those that sums over the pixels of images are of.
         self.summed: set[int] = set()
-        self.spread: dict[int, Spread] = {cast: "all"}
+        self.spread: dict[int, Spread] = {}
         self.is_consistent = True
-        self._end(cast)
+        self.results.update(dict.fromkeys(self.flow.equations[root].outvars))
+        self._end(root)
 
     def group(self) -> Group | None:
+        self._go_up()
+        if not self._is_worth_it():
+            return None
+        self._take_sums()
+        in_order = sorted(filter(self._is_given, self.results), key=lambda v: element_count(v) < self.rows.size)
+        return Group(tuple(sorted(self.absorbed)), tuple(in_order))
+
+    def _go_up(self) -> None:
         while self.pending and self._is_small():  # the last in program order: all readers have been decided on
             index = -heapq.heappop(self.pending)
             if index in self.absorbed:
@@ -150,10 +202,44 @@ class _Walk:
                 self._absorb(index)
             else:
                 self.read.update(self.wanted.intersection(self.flow.equations[index].outvars))
-        if not self._is_worth_it():
-            return None
-        in_order = sorted(self.results, key=lambda variable: element_count(variable) < self.rows.size)
-        return Group(tuple(sorted(self.absorbed)), tuple(in_order))
+
+    def _is_given(self, result: Any) -> bool:
+        return result in self.known.results or bool(self._readers_outside(self._at(result)))
+
+    # Beside
+
+    def _take_sums(self) -> None:
+        """Takes the other sums over rows of the tensors that are read, if no more tensors have to be."""
+        read = set(filter(self.rows.hold, self.read))
+        for index in self._sums_of(read):
+            before = {name: copy.copy(value) for name, value in vars(self).items()}
+            self._end(index)
+            self._go_up()
+            is_of_them = self._is_worth_it() and set(filter(self.rows.hold, self.read)) <= read
+            if not is_of_them or self._comes_back():
+                vars(self).update(before)
+
+    def _comes_back(self) -> bool:
+        """Whether the group reads its results, or what others make of them."""
+        ends = [v for v in self.results if element_count(v) < self.rows.size and not self._is_sum_of_row(self._at(v))]
+        inside = {reader for v in ends for reader in self.flow.consumers.get(v, ())} & self.absorbed
+        return bool(inside) or self._reach_group(r for v in self.results for r in self._readers_outside(self._at(v)))
+
+    def _at(self, variable: Any) -> int:
+        return self.flow.producer[variable]
+
+    def _sums_of(self, tensors: Iterable[Any]) -> list[int]:
+        found, pending, seen = [], list(tensors), set(tensors)
+        while pending and len(seen) < _MOST_EQUATIONS:
+            for index in self.flow.consumers.get(pending.pop(), ()):
+                equation = self.flow.equations[index]
+                result, *others = equation.outvars
+                if Rows.summed_by(equation) == self.rows and index not in self.absorbed:
+                    found.append(index)
+                elif not others and self.rows.hold(result) and _is_elementwise(equation) and result not in seen:
+                    seen.add(result)
+                    pending.append(result)
+        return [i for i in sorted(set(found)) if self.known.made.isdisjoint(self.flow.equations[i].outvars)]
 
     # Down
 
@@ -176,27 +262,20 @@ class _Walk:
             return [index]
         if is_cast(equation):
             return [index] if self._is_clamped(equation.invars[0]) else None
-        wide = [atom for atom in variables(equation.invars) if self.rows.hold(atom)]
-        if (
-            not self.rows.hold(result)
-            or len(wide) != 1
-            or not _is_elementwise(equation)
-            or result in self.known.results
-        ):
+        if not self.rows.hold(result) or not _is_elementwise(equation) or result in self.known.results:
             return None
         readers = self.flow.consumers.get(result, [])
         if equation.primitive.name == "abs" and all(map(self._is_maximum, readers)):
             return [index, *readers]
-        # Behind it there are scalars, scale and bounds, in front of a cast.
-        if any(self.rows.spread(atom, equation, "all") not in ("all", "one") for atom in variables(equation.invars)):
+        found = [self._ending(reader) for reader in readers]
+        if not found or not all(found):
             return None
-        found = [index]
-        for reader in readers:
-            ends = self._ending(reader)
-            if ends is None or not any(is_cast(self.flow.equations[end]) for end in ends):
-                return None
-            found += ends
-        return found if readers else None
+        ends = [index, *(end for ends in found if ends for end in ends)]
+        if any(is_cast(self.flow.equations[end]) for end in ends):
+            # Behind the tensor there are scalars, scale and bounds. Another tensor would make it another group.
+            spreads = [self.rows.spread(atom, equation, "all") for atom in variables(equation.invars)]
+            return ends if set(spreads) <= {"all", "one"} and spreads.count("all") == 1 else None
+        return ends
 
     def _is_clamped(self, atom: Any) -> bool:
         producer = self.flow.producer.get(atom)
@@ -331,6 +410,9 @@ class _Walk:
             equation.primitive.name in problems.REDUCTIONS and self.spread[index] == "row" and not is_reshape(equation)
         )
 
+    def _may_be_tensor_at(self, index: int) -> bool:
+        return self._may_be_tensor(self.flow.equations[index])
+
     def _may_be_tensor(self, equation: Equation) -> bool:
         """Whether a result is of all elements, and of a type that programs have in memory."""
         [result, *others] = equation.outvars
@@ -415,17 +497,24 @@ class _Walk:
         return len(self.absorbed) <= _MOST_EQUATIONS and sum(map(self.rows.hold, self.read)) <= _MOST_TENSORS
 
     def _is_worth_it(self) -> bool:
-        arithmetic = [
-            equation
-            for equation in map(self.flow.equations.__getitem__, self.absorbed)
-            if equation.primitive.name in problems.ELEMENTWISE and element_count(equation.outvars[0]) >= self.rows.size
-        ]
         if not self._is_small():
             return False
         if not self.is_consistent or not self.tables.isdisjoint(self.absorbed):  # by row here, by column there
             return False
-        tensors = filter(self.rows.hold, self.read)
-        return len(arithmetic) >= _LEAST_ARITHMETIC and all(map(self._is_tensor, tensors))
+        equations = [self.flow.equations[index] for index in self.absorbed]
+        arithmetic = [
+            equation
+            for equation in equations
+            if equation.primitive.name in problems.ELEMENTWISE and element_count(equation.outvars[0]) >= self.rows.size
+        ]
+        is_enough = len(arithmetic) >= _LEAST_ARITHMETIC
+        if not any(map(is_cast, equations)):
+            # XLA's sums over rows load 2 bytes at a time. Else only training has what saves memory: results for the
+            # gradient of a norm, and steps of an activation that its gradient makes again in place of reading them.
+            is_sum = any(map(self.rows.are_summed_by, equations))
+            gives_rows = any(map(self._is_sum_of_row, self.absorbed))
+            is_enough = is_sum or (is_enough and (gives_rows or any(map(self._may_be_tensor_at, self.shared))))
+        return is_enough and all(map(self._is_tensor, filter(self.rows.hold, self.read)))
 
     def _is_tensor(self, atom: Any, reader: int | None = None) -> bool:
         """Whether what the kernel, or a reader that it computes, reads is in memory in any case, and of 16 bits.

@@ -46,6 +46,15 @@ class Rows:
             return None
         return Rows(math.prod(shape[:-1]), shape[-1])
 
+    @staticmethod
+    def summed_by(equation: Equation) -> Rows | None:
+        """Those that an equation adds up, to a number for each column; None where it does something else."""
+        if equation.primitive.name != "reduce_sum":
+            return None
+        shape, leading = equation.invars[0].aval.shape, len(equation.params["axes"])
+        rows = Rows(math.prod(shape[:leading]), math.prod(shape[leading:]))
+        return rows if rows.columns > 1 and rows.are_summed_by(equation) else None
+
     @property
     def size(self) -> int:
         return self.count * self.columns
