@@ -91,11 +91,14 @@ PROGRAMS: dict[str, tuple[Callable[..., Array], tuple[int, ...], list[list[str]]
         unet,
         (4, 32, 32, 64),
         [
+            ["group_sum", "group_sum"],
             ["float8_e4m3fn", "bfloat16", "amax"],
+            ["group_sum", "group_sum"],
             ["float8_e4m3fn", "bfloat16", "amax"],
             ["float8_e5m2", "bfloat16", "amax"],
             ["float8_e5m2", "bfloat16", "amax", "column_sum", "column_sum"],
             ["bfloat16", "column_sum", "column_sum"],
+            ["group_sum", "group_sum"],
         ],
     ),
     "resnet": (

@@ -128,13 +128,26 @@ def _with_kernels(equations: Sequence[Equation], made: Sequence[Equation]) -> li
     """The equations with those in place of some that make the same, in an order in which everything is made first."""
     taken = {variable for kernel in made for variable in kernel.outvars}
     changed = [*made, *(e for e in equations if taken.isdisjoint(e.outvars))]
-    ordered = _contracted(changed, DataFlow(changed), (), {})
+    flow = DataFlow(changed)
+    ordered = _contracted(changed, flow, (), {})
     if len(ordered) == len(changed):
         return ordered
-    # Two kernels read from each other: what the last of those makes stays as it is.
-    left = {id(equation) for equation in ordered}
-    stuck = next(kernel for kernel in reversed(made) if id(kernel) not in left)
-    return _with_kernels(equations, [kernel for kernel in made if kernel is not stuck])
+    left = max(_cycle(flow, {id(equation) for equation in ordered}).intersection(range(len(made))))
+    return _with_kernels(equations, [*made[:left], *made[left + 1 :]])
+
+
+def _cycle(flow: DataFlow, ordered: set[int]) -> set[int]:
+    """Some equations of which each reads another one's results.
+
+    Args:
+        ordered: by id those that read of none of them.
+    """
+    path: list[int] = []
+    index = next(i for i, equation in enumerate(flow.equations) if id(equation) not in ordered)
+    while index not in path:
+        path.append(index)
+        index = next(p for p in flow.predecessors[index] if id(flow.equations[p]) not in ordered)
+    return set(path[path.index(index) :])
 
 
 def _with_quantizations(equations: list[Equation], outvars: Sequence[Any], hooks: Hooks) -> list[Equation]:

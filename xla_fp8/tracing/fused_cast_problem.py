@@ -39,23 +39,32 @@ Sources = tuple[tuple[int, tuple[int, ...]], ...]
 """For each array that a kernel takes, which input of the group it is, and in which shape."""
 
 
-def problem_of(jaxpr: Jaxpr) -> tuple[FusedCast, Sources] | None:
+def problem_of(jaxpr: Jaxpr) -> tuple[FusedCast | Statistics, Sources] | None:
     """What the kernel of a group, as a closed jaxpr, computes; None where there is no such kernel.
 
-    The first result is of all elements, or a sum over all rows.
+    The first result is of all elements or a sum over all rows, or all are sums over groups of columns.
     """
     inner = _jax_compat.open_jaxpr(flat(jaxpr))
     first = inner.outvars[0]
     made_by = next(equation for equation in inner.eqns if first in equation.outvars)
+    grouped = Rows.grouped_by(made_by)
+    if grouped is not None:
+        return _Translation(inner, grouped).sums_of_groups()
     rows = Rows.summed_by(made_by) or Rows.of(first.aval.shape)
     return None if rows is None else _Translation(inner, rows).problem()
 
 
 @dataclasses.dataclass(frozen=True)
 class _Stored:
-    """A result: what is stored of a value, which an equation makes or reads."""
+    """A result: what is stored of a value, which an equation makes or reads.
 
-    kind: Kind
+    Attributes:
+        kind: None for sums of groups, which are no result of a fused cast.
+        spread: of the result.
+    """
+
+    kind: Kind | None
+    spread: Spread
     value: Any
     equation: Equation
     dtype: np.dtype[Any]
@@ -79,9 +88,8 @@ class _Translation:
             elif not self.of_joined.isdisjoint(variables(equation.invars)):
                 self.of_joined.update(equation.outvars)
         self.stored = list(map(self._stored, jaxpr.outvars))
-        of_kinds: dict[Kind, Spread] = {"tensor": "all", "row": "row", "amax": "one", "column_sum": "column"}
         self.spread: dict[Any, Any] = {
-            variable: of_kinds[stored.kind] for variable, stored in zip(jaxpr.outvars, self.stored, strict=True)
+            variable: stored.spread for variable, stored in zip(jaxpr.outvars, self.stored, strict=True)
         }
         # Where a number for each group is, those tables that all elements read.
         self.groups: set[Table] = set()
@@ -112,15 +120,17 @@ class _Translation:
     def _stored(self, result: Any) -> _Stored:
         equation, f32 = self.producer[result], np.dtype(np.float32)
         if is_cast(equation):
-            return _Stored("tensor", equation.invars[0], equation, np.dtype(result.aval.dtype))
+            return _Stored("tensor", "all", equation.invars[0], equation, np.dtype(result.aval.dtype))
         if equation.primitive.name == "reduce_max" and element_count(result) == 1:
             absolute = self.producer[equation.invars[0]]
-            return _Stored("amax", absolute.invars[0], absolute, f32)
+            return _Stored("amax", "one", absolute.invars[0], absolute, f32)
         if self._rows_of(equation).are_summed_by(equation):
-            return _Stored("column_sum", equation.invars[0], equation, f32)
+            return _Stored("column_sum", "column", equation.invars[0], equation, f32)
+        if self.rows.groups_of_sum(equation) is not None:
+            return _Stored(None, "group", equation.invars[0], equation, f32)
         if self.rows.hold(result) or result in self.of_joined:
-            return _Stored("tensor", result, equation, np.dtype(result.aval.dtype))
-        return _Stored("row", result, equation, f32)
+            return _Stored("tensor", "all", result, equation, np.dtype(result.aval.dtype))
+        return _Stored("row", "row", result, equation, f32)
 
     def problem(self) -> tuple[FusedCast, Sources] | None:
         sums = [e for e in self.jaxpr.eqns if sums_groups(e, self.spread_of(e))]
@@ -138,6 +148,8 @@ class _Translation:
                 largest = float(jnp.finfo(stored.dtype).max)  # type: ignore[no-untyped-call]
                 if not all(program.saturates(value, largest) for value in values):
                     return None
+            if stored.kind is None:
+                return None
             results.append((stored.kind, values, stored.dtype))
         problem = FusedCast(
             self.rows.count,
@@ -168,14 +180,24 @@ class _Translation:
             ]
         return found
 
+    def sums_of_groups(self) -> tuple[Statistics, Sources] | None:
+        """Where nothing else is made."""
+        found = self._sums([self.producer[result] for result in self.jaxpr.outvars])
+        return found if found is not None and problems.supports_sums(found[0]).ok else None
+
     def _statistics(self, sums: Sequence[Equation]) -> tuple[Statistics, Sources] | None:
         """Of sums of the same groups, which are those that are read."""
-        groups = {self.rows.groups_of_sum(equation) for equation in sums}
-        if len(groups) != 1 or len(self.groups) != 1:
+        found = self._sums(sums) if len(self.groups) == 1 else None
+        if found is None:
             return None
-        [found], [table] = groups, self.groups
+        [table], statistics = self.groups, found[0]
         [(width, _, _)] = table.columns
-        if found is None or (found.width, found.period) != (width, table.period or self.rows.count):
+        return found if (statistics.width, statistics.period) == (width, table.period or self.rows.count) else None
+
+    def _sums(self, sums: Sequence[Equation]) -> tuple[Statistics, Sources] | None:
+        groups = {self.rows.groups_of_sum(equation) for equation in sums}
+        found = groups.pop() if len(groups) == 1 else None
+        if found is None:
             return None
         summed = [equation.invars[0] for equation in sums]
         program = _Program(self)
@@ -323,7 +345,7 @@ def _clamped(op: str, operands: Sequence[Any]) -> tuple[Any, dict[str, float]] |
 def implementation(jaxpr: Jaxpr) -> Callable[..., list[jax.Array]]:
     """The function that computes a group with its kernel. Raises RegionError where there is none."""
     # Pallas takes longer to import than all of xla_fp8: only where a kernel is made.
-    from xla_fp8.backends.fused_cast import kernel
+    from xla_fp8.backends.fused_cast import kernel, statistics
 
     found = problem_of(jaxpr)
     if found is None:
@@ -331,7 +353,10 @@ def implementation(jaxpr: Jaxpr) -> Callable[..., list[jax.Array]]:
     problem, sources = found
 
     def fused_cast(*inputs: jax.Array) -> list[jax.Array]:
-        results = kernel.run(problem, [inputs[i].reshape(shape) for i, shape in sources])
+        operands = [inputs[i].reshape(shape) for i, shape in sources]
+        results = (
+            statistics.totals(problem, operands) if isinstance(problem, Statistics) else kernel.run(problem, operands)
+        )
         return [x.reshape(aval.shape).astype(aval.dtype) for x, aval in zip(results, jaxpr.out_avals, strict=True)]
 
     return fused_cast

@@ -32,7 +32,7 @@ from xla_fp8.tracing.data_flow import DataFlow
 from xla_fp8.tracing.equations import Equation, is_literal, variables
 from xla_fp8.tracing.inline import flat
 from xla_fp8.tracing.quantizations import is_cast
-from xla_fp8.tracing.rows import Rows, Spread, columns_of, element_count, is_reshape, joins_values, sums_groups
+from xla_fp8.tracing.rows import Groups, Rows, Spread, columns_of, element_count, is_reshape, joins_values, sums_groups
 
 _MOVES = frozenset({"broadcast_in_dim", "concatenate", "dynamic_slice", "pad", "rev", "slice", "transpose"})
 """What XLA fuses with what reads it; for a kernel it would be written to memory first."""
@@ -69,7 +69,7 @@ def fused_casts(flow: DataFlow, outvars: Sequence[Any], taken: set[int]) -> list
     Args:
         taken: equations that a graph of a convolution or dot computes.
     """
-    known = _Known(flow, set(variables(outvars)), taken, _tensors_of(flow, taken), set(), set())
+    known = _Known(flow, set(variables(outvars)), taken, _tensors_of(flow, taken), set(), set(), {})
     found = []
     for index, rows in (*_casts(known), *_tensors(known), *_sums(known)):
         if index not in known.gone and known.made.isdisjoint(flow.equations[index].outvars):
@@ -79,6 +79,8 @@ def fused_casts(flow: DataFlow, outvars: Sequence[Any], taken: set[int]) -> list
                 found.append(group)
                 known.made.update(group.results)
                 known.gone.update(walk.absorbed - walk.shared)
+                for variable in _read_by(flow, group):
+                    known.readers.setdefault(variable, set()).add(len(found))
     return found
 
 
@@ -91,6 +93,7 @@ class _Known:
         tensors: of each variable the tensors in memory that it is computed of, element by element; two of more.
         made: results of groups found so far.
         gone: equations that only groups compute.
+        readers: of a variable the groups that read it, by number.
     """
 
     flow: DataFlow
@@ -99,6 +102,13 @@ class _Known:
     tensors: dict[Any, frozenset[Any]]
     made: set[Any]
     gone: set[int]
+    readers: dict[Any, set[int]]
+
+
+def _read_by(flow: DataFlow, group: Group) -> set[Any]:
+    equations = [flow.equations[index] for index in group.equations]
+    made = {variable for equation in equations for variable in equation.outvars}
+    return {atom for equation in equations for atom in variables(equation.invars)} - made
 
 
 Roots = Iterator[tuple[int, Rows]]
@@ -128,11 +138,13 @@ def _tensors(known: _Known) -> Roots:
 
 
 def _sums(known: _Known) -> Roots:
-    """Sums over all rows: gradients of biases and of what norms multiply by, and the statistics of batch norms.
+    """Sums over all rows: gradients of biases and of what norms multiply by, and the statistics of batch norms. And
+    those over groups of columns of each image, the statistics of group norms.
 
     Those of several tensors first, which take the others of these along.
     """
-    found = ((index, Rows.summed_by(equation)) for index, equation in enumerate(known.flow.equations))
+    equations = enumerate(known.flow.equations)
+    found = ((index, Rows.summed_by(equation) or Rows.grouped_by(equation)) for index, equation in equations)
     large = [(index, rows) for index, rows in found if rows is not None and rows.size >= _LEAST_SIZE]
 
     def tensors(root: tuple[int, Rows]) -> int:
@@ -176,6 +188,10 @@ class _Walk:
         self.spread: dict[int, Spread] = {}
         self.is_consistent = True
         self.results.update(dict.fromkeys(self.flow.equations[root].outvars))
+        # Of groups of columns the kernel makes sums, and nothing else.
+        self.groups: Groups | None = None
+        if not self._is_sum(root) and self.flow.equations[root].primitive.name == "reduce_sum":
+            self.groups = rows.groups_of_sum(self.flow.equations[root])
         self._end(root)
 
     def group(self) -> Group | None:
@@ -195,7 +211,7 @@ class _Walk:
                 self._go_on_with_parts(index)
                 continue
             is_computable = self._is_computable(index)
-            if is_computable or self.spread[index] == "all":
+            if (is_computable or self.spread[index] == "all") and self.groups is None:
                 for end in self._ends(index):
                     self._end(end)
             if is_computable and self._is_kept(index):
@@ -212,12 +228,28 @@ class _Walk:
         """Takes the other sums over rows of the tensors that are read, if no more tensors have to be."""
         read = set(filter(self.rows.hold, self.read))
         for index in self._sums_of(read):
+            if not self._groups_behind(self.flow.equations[index].outvars) <= self._groups_behind(self.results):
+                continue  # of which this one may read
             before = {name: copy.copy(value) for name, value in vars(self).items()}
             self._end(index)
             self._go_up()
             is_of_them = self._is_worth_it() and set(filter(self.rows.hold, self.read)) <= read
             if not is_of_them or self._comes_back():
                 vars(self).update(before)
+
+    def _groups_behind(self, results: Iterable[Any]) -> set[int]:
+        """Earlier groups that read results, or fewer numbers than a tensor has that are made of them."""
+        found: set[int] = set()
+        pending = list(results)
+        seen = set(pending)
+        while pending:
+            variable = pending.pop()
+            found |= self.known.readers.get(variable, set())
+            for index in self.flow.consumers.get(variable, ()):
+                made = [v for v in self.flow.equations[index].outvars if element_count(v) < self.rows.size]
+                pending += set(made) - seen
+                seen.update(made)
+        return found
 
     def _comes_back(self) -> bool:
         """Whether the group reads its results, or what others make of them."""
@@ -229,17 +261,18 @@ class _Walk:
         return self.flow.producer[variable]
 
     def _sums_of(self, tensors: Iterable[Any]) -> list[int]:
-        found, pending, seen = [], list(tensors), set(tensors)
+        found, pending, seen = set(), list(tensors), set(tensors)
         while pending and len(seen) < _MOST_EQUATIONS:
             for index in self.flow.consumers.get(pending.pop(), ()):
                 equation = self.flow.equations[index]
                 result, *others = equation.outvars
-                if Rows.summed_by(equation) == self.rows and index not in self.absorbed:
-                    found.append(index)
-                elif not others and self.rows.hold(result) and _is_elementwise(equation) and result not in seen:
+                if self._is_sum(index):
+                    found.add(index)
+                is_of_elements = not others and self.rows.hold(result) and result not in seen
+                if is_of_elements and (_is_elementwise(equation) or is_reshape(equation)):
                     seen.add(result)
                     pending.append(result)
-        return [i for i in sorted(set(found)) if self.known.made.isdisjoint(self.flow.equations[i].outvars)]
+        return [i for i in sorted(found - self.absorbed) if self.known.made.isdisjoint(self.flow.equations[i].outvars)]
 
     # Down
 
@@ -258,8 +291,8 @@ class _Walk:
         if index in self.known.taken or len(equation.outvars) > 1 or not self.known.made.isdisjoint(equation.outvars):
             return None
         [result] = equation.outvars
-        if self.rows.are_summed_by(equation):
-            return [index]
+        if self._is_sum(index):
+            return [index] if self._groups_behind([result]) <= self._groups_behind(self.results) else None
         if is_cast(equation):
             return [index] if self._is_clamped(equation.invars[0]) else None
         if not self.rows.hold(result) or not _is_elementwise(equation) or result in self.known.results:
@@ -277,6 +310,13 @@ class _Walk:
             return ends if set(spreads) <= {"all", "one"} and spreads.count("all") == 1 else None
         return ends
 
+    def _is_sum(self, index: int) -> bool:
+        """Whether an equation adds up all rows, or where this is about groups of columns those."""
+        equation = self.flow.equations[index]
+        if self.groups is None:
+            return self.rows.are_summed_by(equation)
+        return equation.primitive.name == "reduce_sum" and self.rows.groups_of_sum(equation) == self.groups
+
     def _is_clamped(self, atom: Any) -> bool:
         producer = self.flow.producer.get(atom)
         return producer is not None and self.flow.equations[producer].primitive.name in ("clamp", "max", "min")
@@ -289,8 +329,10 @@ class _Walk:
     def _end(self, index: int) -> None:
         """Takes an equation that nothing in the group reads."""
         equation = self.flow.equations[index]
-        is_sum = self.rows.are_summed_by(equation)
-        self.spread[index] = "column" if is_sum else "one" if self._is_maximum(index) else "all"
+        if self._is_sum(index):
+            self.spread[index] = "column" if self.groups is None else "group"
+        else:
+            self.spread[index] = "one" if self._is_maximum(index) else "all"
         if is_cast(equation) or self.spread[index] != "all":
             self.results.update(dict.fromkeys(equation.outvars))
         self._absorb(index)
@@ -511,7 +553,7 @@ class _Walk:
         if not any(map(is_cast, equations)):
             # XLA's sums over rows load 2 bytes at a time. Else only training has what saves memory: results for the
             # gradient of a norm, and steps of an activation that its gradient makes again in place of reading them.
-            is_sum = any(map(self.rows.are_summed_by, equations))
+            is_sum = any(map(self._is_sum, self.absorbed))
             gives_rows = any(map(self._is_sum_of_row, self.absorbed))
             is_enough = is_sum or (is_enough and (gives_rows or any(map(self._may_be_tensor_at, self.shared))))
         return is_enough and all(map(self._is_tensor, filter(self.rows.hold, self.read)))

@@ -55,6 +55,15 @@ class Rows:
         rows = Rows(math.prod(shape[:leading]), math.prod(shape[leading:]))
         return rows if rows.columns > 1 and rows.are_summed_by(equation) else None
 
+    @staticmethod
+    def grouped_by(equation: Equation) -> Rows | None:
+        """Those of which an equation adds up groups of columns, over the rows of each image; None where it does not."""
+        if equation.primitive.name != "reduce_sum":
+            return None
+        shape = equation.invars[0].aval.shape
+        cuts = (Rows(math.prod(shape[:i]), math.prod(shape[i:])) for i in range(1, len(shape)))
+        return next((rows for rows in cuts if rows.groups_of_sum(equation) is not None), None)
+
     @property
     def size(self) -> int:
         return self.count * self.columns
@@ -84,10 +93,12 @@ class Rows:
 
     def groups_of_sum(self, equation: Equation) -> Groups | None:
         """The groups whose columns an equation adds up, over the rows of each image; None where it adds up others."""
+        if equation.primitive.name != "reduce_sum":
+            return None
         [operand] = equation.invars
         shape = operand.aval.shape
         leading = self._leading(shape) if self.hold(operand) else None
-        if equation.primitive.name != "reduce_sum" or leading is None:
+        if leading is None:
             return None
         summed = [i for i in equation.params["axes"] if shape[i] > 1]
         within = min((i for i in summed if i >= leading), default=len(shape))

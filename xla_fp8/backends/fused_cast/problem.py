@@ -419,6 +419,14 @@ def _have_columns(problem: FusedCast) -> list[bool]:
     return found
 
 
+def supports_sums(statistics: Statistics) -> Verdict:
+    """Whether there is a kernel that only makes sums."""
+    if statistics.rows * statistics.columns > _LARGEST_SIZE:
+        return No(f"more than {_LARGEST_SIZE} elements; Pallas' offsets of bytes have 32 bits")
+    parts = parts_of(statistics)
+    return parts if isinstance(parts, No) else Yes()
+
+
 def supports(problem: FusedCast) -> Verdict:
     """Whether there is a kernel."""
     has_columns = _have_columns(problem)
