@@ -2,11 +2,11 @@
 
     python -m benchmarks.fused_cast --out build/fused_cast.json
 
-A row is a program that ends in FP8 and begins at tensors in bf16. Several calls on tensors of their own are in one
-jit, one behind the other, and the times taken as `benchmarks.conv.timing` does. "floor" is what a device copy of the
-same run would take for the bytes: each tensor read once, but twice of a group norm's that is larger than the L2 cache,
-and the result written. A group norm of large images is two kernels, of which the rows named "sums" time the first,
-beside XLA's sums.
+A row is a program that ends in FP8 and begins at tensors in bf16; those of training also have the amax, the tensor in
+bf16 and sums over its rows. Several calls on tensors of their own are in one jit, one behind the other, and the times
+taken as `benchmarks.conv.timing` does. "floor" is what a device copy of the same run would take for the bytes: each
+tensor read once, but twice where a group norm's or batch norm's is larger than the L2 cache, and the results written. A
+group norm of large images is two kernels, of which the rows named "sums" time the first, beside XLA's sums.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from jax import lax
 
 import xla_fp8
 from benchmarks.conv.timing import Contestant, Timing, beside, copier, short, time_in_turn
-from examples.networks.layers import Array, group_norm, layer_norm
+from examples.networks.layers import Array, batch_norm_of_batch, group_norm, layer_norm
 from xla_fp8.backends.fused_cast import statistics
 from xla_fp8.backends.fused_cast.problem import Joined, Matrix, Node, Statistics
 
@@ -40,20 +40,21 @@ class Row:
     """A program that is timed.
 
     Attributes:
-        function: of tensors in bf16, of these shapes; its result is FP8.
+        function: of tensors in bf16, of these shapes; its first result is FP8.
         reads: how often memory must be read.
         kernel: what is timed in place of the function under xla_fp8.jit.
     """
 
     name: str
-    function: Callable[..., Array]
+    function: Callable[..., Any]
     shapes: tuple[tuple[int, ...], ...]
     reads: int = 1
     kernel: Callable[..., Array] | None = None
 
     @property
-    def result_size(self) -> int:
-        return math.prod(jax.eval_shape(self.function, *self.structs).shape)
+    def result_bytes(self) -> int:
+        results = jax.tree.leaves(jax.eval_shape(self.function, *self.structs))
+        return sum(math.prod(result.shape) * result.dtype.itemsize for result in results)
 
     @property
     def structs(self) -> list[Any]:
@@ -62,7 +63,7 @@ class Row:
     @property
     def floor_bytes(self) -> float:
         wide = 2 * sum(map(math.prod, self.shapes))
-        result = self.result_size if self.kernel is None else 0
+        result = self.result_bytes if self.kernel is None else 0
         return wide * (self.reads if wide > _L2_BYTES else 1) + result
 
     @property
@@ -124,6 +125,40 @@ def _swiglu(x: Array) -> Array:
     return _cast(jax.nn.silu(gate) * value)
 
 
+def _trained(x: Array, dtype: Any = jnp.float8_e4m3fn) -> tuple[Array, Array, Array]:
+    """What a step with delayed scales makes of a tensor: FP8, the amax, and the tensor for a filter's gradient."""
+    q, amax = xla_fp8.quantize(x, dtype, scale=_SCALE, return_amax=True)
+    return q.data, amax, x
+
+
+def _gelu_gradient(x: Array, dy: Array) -> Any:
+    (dx,) = jax.vjp(jax.nn.gelu, x)[1](dy)
+    data, amax, _ = _trained(dx, jnp.float8_e5m2)
+    return data, amax, dx.sum(tuple(range(dx.ndim - 1)))
+
+
+def _geglu_gradient(x: Array, dy: Array) -> Any:
+    def gated(x: Array) -> Array:
+        value, gate = jnp.split(x, 2, -1)
+        return value * jax.nn.gelu(gate)
+
+    (dx,) = jax.vjp(gated, x)[1](dy)
+    data, amax, _ = _trained(dx, jnp.float8_e5m2)
+    return data, amax, dx.sum(tuple(range(dx.ndim - 1)))
+
+
+def _layer_norm_gradient(x: Array, dy: Array) -> Any:
+    affine = {name: jnp.asarray(value) for name, value in _affine(x.shape[-1]).items()}
+    dx, sums = jax.vjp(layer_norm, x, affine)[1](dy)
+    return (*_trained(dx, jnp.float8_e5m2), sums)
+
+
+def _batch_norm_relu(x: Array) -> Any:
+    affine = _affine(x.shape[-1])
+    y, _ = batch_norm_of_batch(x, {**affine, "mean": affine["beta"], "var": affine["gamma"]})
+    return _trained(jax.nn.relu(y))
+
+
 def rows() -> list[Row]:
     """Of Stable Diffusion's UNet at two batch sizes, ConvNeXt, and a language model."""
     found = []
@@ -141,8 +176,15 @@ def rows() -> list[Row]:
         found.append(Row(f"concatenation, group norm, silu {joined}", _group_norm_silu, parts, 2))
         found.append(Row(f"concatenation, sums {joined}", _sums, parts, kernel=_sums_in_parts))
         found.append(Row(f"group norm, silu {(batch, 8, 8, 1280)}", _group_norm_silu, ((batch, 8, 8, 1280),), 2))
+    tokens, image = (16, 4096, 320), (256, 28, 28, 128)
     return [
         *found,
+        Row("training: layer norm's gradient (16, 4096, 320)", _layer_norm_gradient, (tokens, tokens)),
+        Row("training: geglu's gradient (16, 4096, 1280)", _geglu_gradient, ((16, 4096, 2560), (16, 4096, 1280))),
+        Row("training: gelu's gradient (256, 14, 14, 1536)", _gelu_gradient, ((256, 14, 14, 1536),) * 2),
+        Row("training: layer norm's gradient (256, 14, 14, 384)", _layer_norm_gradient, ((256, 14, 14, 384),) * 2),
+        Row("training: batch norm, relu (256, 28, 28, 128)", _batch_norm_relu, (image,), 2),
+        Row("training: batch norm, relu (256, 56, 56, 256)", _batch_norm_relu, ((256, 56, 56, 256),), 2),
         Row("layer norm (256, 56, 56, 96)", _layer_norm, ((256, 56, 56, 96),)),
         Row("layer norm (256, 14, 14, 384)", _layer_norm, ((256, 14, 14, 384),)),
         Row("rms norm (8192, 2048)", _rms_norm, ((8192, 2048),)),
@@ -150,12 +192,12 @@ def rows() -> list[Row]:
     ]
 
 
-def program(row: Row, function: Callable[..., Array]) -> Callable[..., list[Array]]:
+def program(row: Row, function: Callable[..., Any]) -> Callable[..., list[Any]]:
     """Calls of a function, one behind the other."""
 
-    def run(*operands: Array) -> list[Array]:
+    def run(*operands: Array) -> list[Any]:
         count = len(row.shapes)
-        results: list[Array] = []
+        results: list[Any] = []
         for i in range(0, len(operands), count):
             own = operands[i : i + count]
             if results:  # else XLA would fuse what stands beside each other here and nowhere else
@@ -184,10 +226,11 @@ def measure(row: Row, bandwidth: float) -> dict[str, Any]:
         "xla": Contestant(jax.jit(program(row, row.function)).lower(*structs).compile(), arguments, row.calls),
         "xla_fp8": Contestant(ours.lower(*structs).compile(), arguments, row.calls),
     }
-    wanted = jax.jit(lambda *xs: row.function(*(x.astype(jnp.float32) for x in xs)))(*arguments[: len(row.shapes)])
+    in_f32 = jax.jit(lambda *xs: row.function(*(x.astype(jnp.float32) for x in xs)))
+    wanted = jax.tree.leaves(in_f32(*arguments[: len(row.shapes)]))[0]
     entry: dict[str, Any] = {"row": row.name, "floor_us": row.floor_bytes / bandwidth * 1e6}
     for name, contestant in contestants.items():
-        found = contestant.executable(*arguments)[0]
+        found = jax.tree.leaves(contestant.executable(*arguments)[0])[0]
         if found.shape != wanted.shape:  # sums in parts
             entry[name] = {}
             continue
