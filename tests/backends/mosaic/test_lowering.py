@@ -14,6 +14,7 @@ from xla_fp8.backends.example_calls import POINTWISE, TYPES, graph_call
 from xla_fp8.backends.mosaic.backend import MosaicBackend
 from xla_fp8.backends.mosaic.configs import Config, shared_memory
 from xla_fp8.backends.mosaic.epilogue import Epilogue, epilogue_of
+from xla_fp8.backends.transpose import kernel as transpose
 from xla_fp8.hlo.literal import numpy_dtype
 from xla_fp8.target import GraphCall, Target
 
@@ -159,6 +160,20 @@ def test_the_first_config_of_shapes_in_use(size: tuple[int, int, int], precision
     lowers(
         graph_call(SCALE, batch=batch, image=(image, image), channels=channels, features=channels), precision=precision
     )
+
+
+@pytest.mark.parametrize(("channels", "count"), [(1024, 1), (256, 0)])
+def test_a_large_filter_with_its_features_exchanged_is_transposed_by_a_kernel(channels: int, count: int) -> None:
+    """As an input gradient has it; a small one by XLA, together with what makes it."""
+    call = graph_call(SCALE, channels=channels, features=1024, filter=(1, 1), labels="b01f_i01o->b01f")
+    backend = MosaicBackend()
+    shapes = [
+        jax.ShapeDtypeStruct(shape.dimensions, numpy_dtype(shape.element_type))  # type: ignore[no-untyped-call]
+        for shape in call.operand_shapes
+    ]
+    function = backend.lower(call, backend.configs(call, H200)[0])
+    text = jax.jit(function).trace(*shapes).lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count(f'name = "{transpose.NAME}"') == count
 
 
 def test_stages_whose_bytes_are_not_aligned() -> None:

@@ -1,4 +1,4 @@
-"""Transposes of FP8 tensors by the kernel: interpreted, bit for bit those of lax; lowered for a GPU that is not there."""
+"""Transposes of FP8 tensors by the kernel: interpreted, bit for bit those of lax; lowered without a GPU."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
-from xla_fp8.backends.transpose import exchange, kernel
+from xla_fp8.backends.transpose import kernel
 from xla_fp8.backends.transpose.exchange import Exchange, exchange_of, kernel_exchange
 from xla_fp8.backends.transpose.primitive import PRIMITIVE, transpose
 
@@ -136,10 +136,9 @@ def test_exported_programs_have_no_kernel() -> None:
 
 def test_over_several_devices_there_is_no_kernel_and_in_a_shard_there_is() -> None:
     mesh = jax.sharding.AbstractMesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
-    sharded = NamedSharding(mesh, PartitionSpec(None, None))
+    sharded = NamedSharding(mesh, PartitionSpec())  # type: ignore[no-untyped-call]
     x = jax.ShapeDtypeStruct((1024, 2048), E4M3, sharding=sharded)  # type: ignore[no-untyped-call]
     assert kernel.NAME not in for_cuda(lambda x: transpose(x, (1, 0)), x)
-    shard = jax.shard_map(
-        lambda x: transpose(x, (1, 0)), mesh=mesh, in_specs=PartitionSpec(None, "d"), out_specs=PartitionSpec("d")
-    )
+    before, after = PartitionSpec(None, "d"), PartitionSpec("d")  # type: ignore[no-untyped-call]
+    shard = jax.shard_map(lambda x: transpose(x, (1, 0)), mesh=mesh, in_specs=before, out_specs=after)
     assert kernel.NAME in for_cuda(shard, x)

@@ -18,6 +18,7 @@ from xla_fp8.backends.mosaic.configs import Config
 from xla_fp8.backends.mosaic.epilogue import Epilogue, epilogue_of, saturating
 from xla_fp8.backends.mosaic.problem import Problem, problem_of
 from xla_fp8.backends.protocol import Implementation, No, Yes
+from xla_fp8.backends.transpose.primitive import transpose
 from xla_fp8.errors import XlaFp8Error
 from xla_fp8.graph import FP8_TYPES
 from xla_fp8.target import GraphCall, Target, Verdict, format_version
@@ -144,13 +145,16 @@ def _mixes_types() -> bool:
 
 
 def _run(call: GraphCall, plan: _Plan, config: Config, *operands: jax.Array) -> tuple[jax.Array, ...]:
-    """The call on arrays in the order of its labels; transposes only where that order is not channels-last."""
+    """The call on arrays in the order of its labels; transposes only where that order is not channels-last.
+
+    An input gradient's filter is the forward convolution's with its output and input features exchanged.
+    """
     from xla_fp8.backends.mosaic.kernel import convolve
 
     problem, labels = plan.problem, call.dim_labels
     to_output = _channels_last(labels.output)
-    input = operands[0].transpose(_channels_last(labels.lhs)).reshape(problem.input_shape)
-    filter = operands[1].transpose(_channels_last(labels.rhs)).reshape(problem.filter_shape)
+    input = transpose(operands[0], _channels_last(labels.lhs)).reshape(problem.input_shape)
+    filter = transpose(operands[1], _channels_last(labels.rhs)).reshape(problem.filter_shape)
     mirrored = [axis for axis, mirror in enumerate(problem.reversal, start=1) if mirror]
     filter = jnp.flip(filter, mirrored) if mirrored else filter
     sides = [
