@@ -33,6 +33,7 @@ from xla_fp8.tracing.equations import (
 from xla_fp8.tracing.fused_casts import fused_casts
 from xla_fp8.tracing.inline import inline_calls, substituted
 from xla_fp8.tracing.quantizations import is_cast, quantizations
+from xla_fp8.tracing.transposed_operands import with_transposed_operands
 
 REGION = "xla_fp8_region"
 """How the name of the primitive starts that a region is an equation of."""
@@ -50,7 +51,7 @@ class Hooks:
         make_quantization: as make_region, of quantizations.
         quantizes: whether a cast to FP8 is worth a region, where the amax of what it casts scales it.
         make_fused_cast: as make_region, of a cast with the norm, activation or gate in front of it, or None where no
-            kernel computes it; None where there are no such kernels.
+            kernel computes it; None where there are no such kernels, and none that transpose operands of dots.
     """
 
     make_region: Callable[[Jaxpr, list[Any], list[Any], Equation], Equation]
@@ -74,7 +75,7 @@ def cut(jaxpr: Jaxpr, hooks: Hooks) -> Jaxpr:
         for equation in _without_unused(inlined, outvars)  # vjp leaves primal convolutions behind that nobody reads
     ]
     if hooks.make_fused_cast is not None:
-        equations = _with_fused_casts(equations, outvars, hooks.make_fused_cast)
+        equations = with_transposed_operands(_with_fused_casts(equations, outvars, hooks.make_fused_cast))
     flow = DataFlow(equations)
     seeds = _seeds(flow)
     for i, equation in enumerate(equations):
