@@ -48,6 +48,12 @@ def transformer(layers: Layers, x: Array, params: Params) -> Array:
     return x + layers.dot(jax.nn.gelu(y), params["down"])
 
 
+def residual(layers: Layers, x: Array, params: Params) -> Array:
+    """A relu of a sum: its mask is of what is in memory, the result."""
+    y = jax.nn.relu(x + layers.conv(jax.nn.relu(x), params["filter"]))
+    return jax.nn.relu(y + layers.conv(y, params["filter"]))
+
+
 def gated(layers: Layers, x: Array, params: Params) -> Array:
     """A gate, whose gradient is of two parts beside each other."""
     value, gate = jnp.split(layers.dot(x, params["up"]) + params["bias"].astype(BF16), 2, -1)
@@ -86,6 +92,11 @@ PROGRAMS: dict[str, tuple[Callable[..., Array], tuple[int, ...], list[list[str]]
         gated,
         (2, 512, 128),
         [["float8_e4m3fn", "amax"], ["float8_e5m2", "amax"], ["float8_e5m2", "amax", "column_sum"]],
+    ),
+    "residual": (
+        residual,
+        (4, 32, 32, 64),
+        [["float8_e5m2", "bfloat16", "amax"], ["float8_e5m2", "bfloat16", "amax"]],
     ),
     "unet": (
         unet,

@@ -13,7 +13,9 @@ from tests.training_steps import PROGRAMS, assert_kernels_compute_what_a_step_me
 from xla_fp8.backends.fused_cast import kernel, statistics
 from xla_fp8.backends.fused_cast.problem import FusedCast, Statistics
 from xla_fp8.backends.quantize import choice
+from xla_fp8.tracing import relu_masks
 from xla_fp8.tracing.fused_cast_problem import problem_of
+from xla_fp8.tracing.inline import inline_calls
 
 
 @pytest.fixture(autouse=True)
@@ -53,3 +55,14 @@ def test_the_kernels_compute_what_the_step_means(name: str, monkeypatch: pytest.
     monkeypatch.setattr(kernel, "run", functools.partial(kernel.run, interpret=True))
     monkeypatch.setattr(statistics, "totals", functools.partial(statistics.totals, interpret=True))
     assert_kernels_compute_what_a_step_means(name)
+
+
+def test_masks_of_relu_read_its_result() -> None:
+    """A sum that only its derivative would read is in no memory. What is one tensor or of one is read itself."""
+    step, arguments = step_of("residual")
+    equations = list(inline_calls(jax.make_jaxpr(step)(*arguments).eqns))
+    changed = relu_masks.of_results(equations)
+    relus = {equation.outvars[0] for equation in equations if equation.primitive.name == "custom_jvp_call"}
+    for masks, of_results in ((equations, 0), (changed, 2)):
+        found = [mask.invars[0] in relus for mask in masks if mask.primitive.name == "gt"]
+        assert (len(found), sum(found)) == (3, of_results)

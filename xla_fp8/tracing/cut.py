@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from xla_fp8 import _jax_compat
+from xla_fp8.tracing import relu_masks
 from xla_fp8.tracing.data_flow import DataFlow
 from xla_fp8.tracing.epilogues import within_graph
 from xla_fp8.tracing.equations import (
@@ -107,6 +108,7 @@ def _with_fused_casts(
     """
     if not any(map(is_cast, equations)):
         return equations
+    equations = relu_masks.of_results(equations)
     flow = DataFlow(equations)
     seeds = _seeds(flow)
     regions = _convex_groups(flow, _members(flow, seeds), seeds)
