@@ -12,6 +12,7 @@ from xla_fp8 import _jax_compat
 from xla_fp8.backends import autotune, reference_matmul, reference_quantize
 from xla_fp8.backends.protocol import Backend, Implementation, platforms_of
 from xla_fp8.backends.quantize import from_call
+from xla_fp8.backends.transpose.primitive import transpose
 from xla_fp8.backends.triton.device import hopper_gpu
 from xla_fp8.hlo.literal import numpy_dtype
 from xla_fp8.matmul import MatmulCall
@@ -23,6 +24,9 @@ from xla_fp8.tracing.errors import RegionError
 from xla_fp8.tracing.partition import partitioned
 from xla_fp8.tracing.rewriting import Rewritten
 from xla_fp8.tracing.surroundings import apart, dtypes_of_shapes
+from xla_fp8.tracing.transposes import TransposeCall
+
+_Call = GraphCall | MatmulCall | PlacedQuantizeCall | TransposeCall
 
 
 def of_graph(
@@ -74,6 +78,11 @@ def of_quantization(call: PlacedQuantizeCall, platform: str, is_partitioned: boo
     return _traced(lambda *operands: from_call.run(call.call, operands, platform), call)
 
 
+def of_transpose(call: TransposeCall) -> Jaxpr:
+    """A transpose as a kernel makes it on one GPU, and lax elsewhere."""
+    return _traced(lambda x: (transpose(x, call.permutation, call.mirrored),), call)
+
+
 def of_fused_cast(jaxpr: Jaxpr) -> Jaxpr:
     """A cast with what is in front of it, as its kernel computes it on a GPU. Raises where Triton cannot."""
     function = jax.jit(fused_cast_problem.implementation(jaxpr))
@@ -84,7 +93,7 @@ def of_fused_cast(jaxpr: Jaxpr) -> Jaxpr:
         return _jax_compat.trace(function, avals, "xla_fp8_fused_cast")
 
 
-def _traced(implementation: Callable[..., Any], call: GraphCall | MatmulCall | PlacedQuantizeCall) -> Jaxpr:
+def _traced(implementation: Callable[..., Any], call: _Call) -> Jaxpr:
     operands = call.operand_shapes
     avals = [jax.core.ShapedArray(s.dimensions, numpy_dtype(s.element_type)) for s in operands]
 
@@ -102,10 +111,12 @@ def _traced(implementation: Callable[..., Any], call: GraphCall | MatmulCall | P
     return jaxpr
 
 
-def scope(call: GraphCall | MatmulCall | PlacedQuantizeCall) -> str:
+def scope(call: _Call) -> str:
     """What a profiler shows of a call, as part of the op_name of all that it is made of."""
     if isinstance(call, PlacedQuantizeCall):
         return "xla_fp8/quantize"
+    if isinstance(call, TransposeCall):
+        return "xla_fp8/transpose"
     if isinstance(call, MatmulCall):
         name, steps = "matmul", call.steps
     else:

@@ -144,6 +144,7 @@ def _implementations(
         *graphs,
         *matmuls,
         *(implementation.of_quantization(c, platform, is_partitioned) for c in region.quantizations),
+        *map(implementation.of_transpose, region.transposes),
     ]
 
 

@@ -18,6 +18,7 @@ from xla_fp8 import _jax_compat, hlo
 from xla_fp8.backends.expand import expand_quantize_calls
 from xla_fp8.backends.protocol import Backend, No, Yes
 from xla_fp8.backends.quantize import from_call
+from xla_fp8.backends.quantize.request import runs_on
 from xla_fp8.backends.registry import backends_for, choose
 from xla_fp8.hlo.attributes import quote
 from xla_fp8.hlo.garbage import collection_paused
@@ -31,11 +32,13 @@ from xla_fp8.target import GraphCall, Target, Verdict
 from xla_fp8.tracing.errors import DumpWarning, RegionError
 from xla_fp8.tracing.hlo_of_region import Family, Structure, hlo_module, structure_of
 from xla_fp8.tracing.options import Options
+from xla_fp8.tracing.transposes import TransposeCall, call_transposes
 
 _Call = TypeVar("_Call")
 
 MARK = "xla_fp8.call."
-"""Target of the custom calls that stand for graphs, matmuls, quantizations until their code is there; a number follows.
+"""Target of the custom calls that stand for graphs, matmuls, quantizations and transposes until their code is there; a
+number follows.
 
 Window, dim_labels and backend_config of a custom call are lost between HLO and StableHLO: they are kept in `calls`.
 """
@@ -56,6 +59,7 @@ class Rewritten:
         calls: the graph calls in the order of their marks; none where the region stays as it was.
         matmuls: the matmul calls; their marks go on where those of `calls` end.
         quantizations: the quantize calls that kernels run; their marks go on where those of `matmuls` end.
+        transposes: of FP8 tensors, that a kernel makes; their marks go on where those of `quantizations` end.
         backends: which backend runs each graph call.
         target: what the passes assumed.
         stablehlo: the module, as MLIR bytecode; empty where it stays as it was.
@@ -67,6 +71,7 @@ class Rewritten:
     calls: tuple[GraphCall, ...]
     matmuls: tuple[MatmulCall, ...]
     quantizations: tuple[PlacedQuantizeCall, ...]
+    transposes: tuple[TransposeCall, ...]
     backends: tuple[Backend, ...]
     target: Target
     stablehlo: bytes
@@ -169,19 +174,28 @@ def _run(
     if dump_dir:
         _dump(Path(dump_dir), f"xla_fp8_region.{_digest(_without_metadata(before))}", before, hlo.to_text(module))
     if not report.changed:
-        return Rewritten(report, (), (), (), (), target, b"", ""), None
+        return Rewritten(report, (), (), (), (), (), target, b"", ""), None
     calls = _marked(module, 0, _graph_call_of)
     matmuls = _marked(module, len(calls), matmul_of)
     quantize = functools.partial(_quantization_of, platform=platform)
     quantizations = _marked(module, len(calls) + len(matmuls), quantize)
     expand_quantize_calls(module)  # the others
     chosen = tuple(_chosen(backends, call, target) for call in calls)
+    transposes: tuple[TransposeCall, ...] = ()
+    if _kernels_transpose(platform, options, chosen):
+        transposes = call_transposes(module, MARK, len(calls) + len(matmuls) + len(quantizations))
     text = _without_metadata(hlo.to_text(module))
-    name = f"{module.name}_{_digest(text, *map(repr, (calls, matmuls, quantizations, chosen)), str(target))}"
+    called = calls, matmuls, quantizations, transposes, chosen
+    name = f"{module.name}_{_digest(text, *map(repr, called), str(target))}"
     module.rename_computations({c.name: name if c is module.entry else f"{name}.{c.name}" for c in module.computations})
     computations = "\n".join(computation_text(c, is_entry=False) for c in module.computations)
-    region = Rewritten(report, calls, matmuls, quantizations, chosen, target, b"", name)
+    region = Rewritten(report, calls, matmuls, quantizations, transposes, chosen, target, b"", name)
     return region, HloText(computations, module.tables)
+
+
+def _kernels_transpose(platform: str, options: Options, backends: Sequence[Backend]) -> bool:
+    """Whether FP8 transposes are left to kernels: where graphs are, too. In plain JAX XLA moves what stands between."""
+    return runs_on(platform).ok and not options.is_partitioned and any(backend.opaque for backend in backends)
 
 
 def _asking(target: Target, backends: Sequence[Backend], is_partitioned: bool) -> Target:

@@ -79,13 +79,12 @@ def _transposes(tensor: Variable, dot: Equation) -> list[Equation]:
     there, back = _to_front(shape), (*range(1, len(shape)), 0)
     moved = _jax_compat.fresh_variable(tensor.aval.update(shape=tuple(shape[d] for d in there)))
     return [
-        _equation(transpose_p, tensor, moved, there, dot),
-        _equation(lax.transpose_p, moved, _jax_compat.fresh_variable(tensor.aval), back, dot),
+        _equation(transpose_p, tensor, moved, {"permutation": there, "mirrored": ()}, dot),
+        _equation(lax.transpose_p, moved, _jax_compat.fresh_variable(tensor.aval), {"permutation": back}, dot),
     ]
 
 
-def _equation(primitive: Any, read: Variable, made: Variable, permutation: tuple[int, ...], dot: Equation) -> Equation:
-    params = {"permutation": permutation}
+def _equation(primitive: Any, read: Variable, made: Variable, params: dict[str, Any], dot: Equation) -> Equation:
     return core.new_jaxpr_eqn([read], [made], primitive, params, core.no_effects, dot.source_info, dot.ctx)
 
 

@@ -60,6 +60,49 @@ def test_as_lax_transposes(name: str, dtype: Any) -> None:
     assert_same_bytes(kernel.run(found, x, interpret=True).reshape(wanted.shape), wanted)
 
 
+@pytest.mark.parametrize("shape", [(32, 3, 3, 144), (32, 1, 5, 48), (144, 2, 1, 16)])
+def test_reversed_windows(shape: tuple[int, ...]) -> None:
+    """Of the filter of an input gradient; reversed along a dimension of 1 nothing moves."""
+    x, permutation = every_byte(shape, E4M3), (3, 1, 2, 0)
+    found = exchange_of(shape, permutation, (1, 2))
+    assert found is not None
+    assert found.is_mirrored
+    wanted = jax.lax.rev(x, (1, 2)).transpose(permutation)
+    assert_same_bytes(kernel.run(found, x, interpret=True).reshape(wanted.shape), wanted)
+
+
+@pytest.mark.parametrize(
+    ("shape", "permutation", "mirrored"),
+    [
+        ((64, 3, 3, 32), (3, 1, 2, 0), (1,)),  # half of a window
+        ((64, 3, 3, 32), (3, 1, 2, 0), (0,)),
+        ((64, 3, 3, 32), (3, 1, 2, 0), (0, 1, 2)),
+        ((64, 32), (1, 0), (0,)),
+        ((4, 64, 32), (0, 2, 1), (0,)),
+        ((4, 64, 32), (0, 2, 1), (1,)),
+    ],
+)
+def test_what_else_is_reversed_is_none(
+    shape: tuple[int, ...], permutation: tuple[int, ...], mirrored: tuple[int, ...]
+) -> None:
+    assert exchange_of(shape, permutation) is not None
+    assert exchange_of(shape, permutation, mirrored) is None
+
+
+def test_reversals_go_along_wherever_it_runs() -> None:
+    shape, order = (2, 352, 3, 3, 336), {"permutation": (3, 1, 2, 0), "mirrored": (1, 2)}
+    x = every_byte(shape, E4M3)
+    wanted = jax.lax.rev(x, (2, 3)).transpose(0, 4, 2, 3, 1)
+    batched: Any = jax.vmap(lambda x: transpose(x, **order))
+    assert kernel.NAME in for_cuda(batched, struct(shape))
+    assert_same_bytes(batched(x), wanted)
+    assert_same_bytes(jax.jit(batched)(x), wanted)
+    with jax.disable_jit():
+        assert_same_bytes(batched(x), wanted)
+    back: Any = jax.vjp(lambda x: transpose(x, **order), x[0])[1]
+    assert_same_bytes(back(wanted[0])[0], x[0])
+
+
 @pytest.mark.parametrize(
     ("shape", "permutation", "found"),
     [
@@ -114,8 +157,8 @@ def test_derivatives() -> None:
     primal, tangent = jax.jvp(lambda x: transpose(x, (1, 0)), (x,), (moved,))
     assert_same_bytes(primal, x.T)
     assert_same_bytes(tangent, moved.T)
-    (back,) = jax.vjp(lambda x: transpose(x, (1, 0)), x)[1](moved)
-    assert_same_bytes(back, moved.T)
+    back: Any = jax.vjp(lambda x: transpose(x, (1, 0)), x)[1]
+    assert_same_bytes(back(moved)[0], moved.T)
 
 
 @pytest.mark.parametrize("disable", [False, True])

@@ -20,20 +20,24 @@ _MULTIPLE = 16
 
 @dataclasses.dataclass(frozen=True)
 class Exchange:
-    """[batch, rows, between, columns] → [batch, columns, between, rows]."""
+    """[batch, rows, between, columns] → [batch, columns, between, rows].
+
+    `is_mirrored`: what is between is reversed, as input gradients have the window of their filter.
+    """
 
     batch: int
     rows: int
     between: int
     columns: int
+    is_mirrored: bool = False
 
     @property
     def size(self) -> int:
         return self.batch * self.rows * self.between * self.columns
 
 
-def exchange_of(shape: Sequence[int], permutation: Sequence[int]) -> Exchange | None:
-    """A transpose as an exchange; None where it is none, or moves no element."""
+def exchange_of(shape: Sequence[int], permutation: Sequence[int], mirrored: Sequence[int] = ()) -> Exchange | None:
+    """The transpose of a tensor reversed along some of its dimensions; None where it is no exchange."""
     wide = [dimension for dimension in permutation if shape[dimension] != 1]
     # What stays beside each other is one dimension.
     groups: list[list[int]] = []
@@ -45,16 +49,24 @@ def exchange_of(shape: Sequence[int], permutation: Sequence[int]) -> Exchange | 
             groups.append([dimension])
     order = [sorted(groups).index(group) for group in groups]
     sizes = [math.prod(shape[d] for d in group) for group in sorted(groups)]
+    reversed_group = sorted(d for d in mirrored if shape[d] != 1)
+    if reversed_group and reversed_group not in sorted(groups)[-2:-1]:
+        return None
     if order in ([1, 0], [2, 1, 0]):
         order, sizes = [0, *(i + 1 for i in order)], [1, *sizes]
-    if order == [0, 2, 1]:
+    if order == [0, 2, 1] and not reversed_group:
         order, sizes = [0, 3, 2, 1], [*sizes[:2], 1, sizes[2]]
-    return Exchange(*sizes) if order == [0, 3, 2, 1] else None
+    if order != [0, 3, 2, 1]:
+        return None
+    batch, rows, between, columns = sizes
+    return Exchange(batch, rows, between, columns, bool(reversed_group))
 
 
-def kernel_exchange(shape: Sequence[int], permutation: Sequence[int], dtype: np.dtype[np.generic]) -> Exchange | None:
-    """The exchange that a transpose is, where the kernel makes it; None where XLA should."""
-    exchange = exchange_of(shape, permutation) if dtype.itemsize == 1 else None
+def kernel_exchange(
+    shape: Sequence[int], permutation: Sequence[int], dtype: np.dtype[np.generic], mirrored: Sequence[int] = ()
+) -> Exchange | None:
+    """As `exchange_of`, where the kernel makes it; None where XLA should."""
+    exchange = exchange_of(shape, permutation, mirrored) if dtype.itemsize == 1 else None
     if exchange is None or not SMALLEST_SIZE <= exchange.size <= LARGEST_SIZE:
         return None
     are_multiples = exchange.rows % _MULTIPLE == exchange.columns % _MULTIPLE == 0

@@ -33,11 +33,13 @@ def run(exchange: Exchange, x: jax.Array, interpret: bool = False) -> jax.Array:
     Rows and columns must be multiples of 16.
     """
     down, across = pl.cdiv(exchange.rows, _TILE), pl.cdiv(exchange.columns, _TILE)
-    # As bytes: what moves numbers may make one NaN of another.
+    # Interpreted, what moves numbers may make one NaN of another. In a program for a GPU, where nothing does, XLA would
+    # have whatever makes x store the bytes beside it, as a tensor of their own.
+    given = lax.bitcast_convert_type(x, jnp.int8) if interpret else x
     (result,) = launch(
         functools.partial(_kernel, exchange),
-        [lax.bitcast_convert_type(x, jnp.int8).reshape(exchange.size)],
-        [((exchange.size,), jnp.int8)],
+        [given.reshape(exchange.size)],
+        [((exchange.size,), given.dtype)],
         name=NAME,
         programs=exchange.batch * down * exchange.between * across,
         warps=_WARPS,
@@ -58,12 +60,14 @@ def _kernel(exchange: Exchange, source: Any, target: Any) -> None:
 
     quarter = (_TILE // 4, _TILE)
     column = first_column + lax.broadcasted_iota(jnp.int32, quarter, 1)
-    start = (batch * rows * between + s) * columns
+    read = between - 1 - s if exchange.is_mirrored else s
+    start = (batch * rows * between + read) * columns
     loaded = []
     for k in range(4):
         row = first_row + k + 4 * lax.broadcasted_iota(jnp.int32, quarter, 0)
         at = source.at[start + row * (between * columns) + column]
-        loaded.append(triton.load(at, mask=_mask((row, rows), (column, columns))))
+        elements = triton.load(at, mask=_mask((row, rows), (column, columns)))
+        loaded.append(lax.bitcast_convert_type(elements, jnp.int8))
     pairs = _interleaved(loaded[0], loaded[2]), _interleaved(loaded[1], loaded[3])
     tile = _interleaved(*pairs).transpose(1, 0, 2, 3).reshape(_TILE, _TILE)
 
@@ -72,7 +76,7 @@ def _kernel(exchange: Exchange, source: Any, target: Any) -> None:
     row = first_row + lax.broadcasted_iota(jnp.int32, square, 1)
     start = (batch * columns * between + s) * rows
     at = target.at[start + column * (between * rows) + row]
-    triton.store(at, tile, mask=_mask((row, rows), (column, columns)))
+    triton.store(at, lax.bitcast_convert_type(tile, target.dtype), mask=_mask((row, rows), (column, columns)))
 
 
 def _split(number: Any, size: int) -> tuple[Any, Any]:

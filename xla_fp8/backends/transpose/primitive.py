@@ -25,52 +25,63 @@ PRIMITIVE = "xla_fp8_transpose"
 transpose_p = core.Primitive(PRIMITIVE)
 
 
-def transpose(x: jax.Array, permutation: Sequence[int]) -> jax.Array:
-    """`x.transpose(permutation)`, by a kernel where there is one that is faster than XLA's."""
-    if kernel_exchange(x.shape, permutation, x.dtype) is None:
-        return lax.transpose(x, permutation)
-    result: jax.Array = transpose_p.bind(x, permutation=tuple(permutation))  # type: ignore[no-untyped-call]
+def transpose(x: jax.Array, permutation: Sequence[int], mirrored: Sequence[int] = ()) -> jax.Array:
+    """`lax.rev(x, mirrored).transpose(permutation)`, by a kernel where there is one that is faster than XLA's."""
+    if kernel_exchange(x.shape, permutation, x.dtype, mirrored) is None:
+        return _by_lax(x, permutation, mirrored)
+    return _bind(x, permutation=tuple(permutation), mirrored=tuple(mirrored))
+
+
+def _bind(x: jax.Array, **params: Any) -> jax.Array:
+    result: jax.Array = transpose_p.bind(x, **params)  # type: ignore[no-untyped-call]
     return result
 
 
-def _abstract_eval(x: Any, *, permutation: tuple[int, ...]) -> Any:
+def _by_lax(x: jax.Array, permutation: Sequence[int], mirrored: Sequence[int]) -> jax.Array:
+    return lax.transpose(lax.rev(x, mirrored) if mirrored else x, permutation)
+
+
+def _abstract_eval(x: Any, *, permutation: tuple[int, ...], mirrored: tuple[int, ...]) -> Any:
     return x.update(shape=tuple(x.shape[dimension] for dimension in permutation))
 
 
-def _impl(x: jax.Array, *, permutation: tuple[int, ...]) -> jax.Array:
+def _impl(x: jax.Array, **params: Any) -> jax.Array:
     if jax.config.jax_disable_jit:  # type: ignore[attr-defined]  # operation by operation is what the user asked for
-        return lax.transpose(x, permutation)
-    result: jax.Array = _compiled(permutation)(x)
+        return _by_lax(x, **params)
+    result: jax.Array = _compiled(**params)(x)
     return result
 
 
 @functools.cache
-def _compiled(permutation: tuple[int, ...]) -> Any:
+def _compiled(**params: Any) -> Any:
     """What runs it outside of any jit."""
-    return jax.jit(functools.partial(transpose_p.bind, permutation=permutation))
+    return jax.jit(functools.partial(_bind, **params))
 
 
-def _transpose(cotangent: Any, _: Any, *, permutation: tuple[int, ...]) -> list[jax.Array]:
-    return [lax.transpose(cotangent, np.argsort(permutation))]
+def _transpose(cotangent: Any, _: Any, *, permutation: tuple[int, ...], mirrored: tuple[int, ...]) -> list[jax.Array]:
+    back = lax.transpose(cotangent, np.argsort(permutation))
+    return [lax.rev(back, mirrored) if mirrored else back]
 
 
-def _batch(arguments: Sequence[Any], dims: Sequence[Any], *, permutation: tuple[int, ...]) -> tuple[jax.Array, int]:
+def _batch(
+    arguments: Sequence[Any], dims: Sequence[Any], *, permutation: tuple[int, ...], mirrored: tuple[int, ...]
+) -> tuple[jax.Array, int]:
     (x,), (dim,) = arguments, dims
     others = [d for d in range(x.ndim) if d != dim]
-    return transpose(x, (dim, *(others[d] for d in permutation))), 0
+    return transpose(x, (dim, *(others[d] for d in permutation)), [others[d] for d in mirrored]), 0
 
 
-def _lower_lax(context: Any, x: Any, *, permutation: tuple[int, ...]) -> Sequence[Any]:
-    return _lowered(context, functools.partial(lax.transpose, permutation=permutation), x)
+def _lower_lax(context: Any, x: Any, **params: Any) -> Sequence[Any]:
+    return _lowered(context, functools.partial(_by_lax, **params), x)
 
 
-def _lower_cuda(context: Any, x: Any, *, permutation: tuple[int, ...]) -> Sequence[Any]:
+def _lower_cuda(context: Any, x: Any, **params: Any) -> Sequence[Any]:
     # XLA's partitioner cannot look into a kernel; and who loads an exported program may have another GPU.
     is_alone = not (_jax_compat.spans_devices(context) or _jax_compat.is_for_export(context))
     (aval,), (result,) = context.avals_in, context.avals_out
-    exchange = kernel_exchange(aval.shape, permutation, aval.dtype)
+    exchange = kernel_exchange(aval.shape, dtype=aval.dtype, **params)
     if exchange is None or not is_alone or not runs_on("cuda").ok:
-        return _lower_lax(context, x, permutation=permutation)
+        return _lower_lax(context, x, **params)
     # Pallas is imported where a kernel runs, and not with all of tracing.
     from xla_fp8.backends.transpose import kernel
 
