@@ -167,8 +167,11 @@ def kernels(jaxpr: Any) -> list[Any]:
 
 
 def assert_kernels_compute_what_a_step_means(name: str) -> None:
-    """Each kernel of what the step gives it."""
-    jaxpr, arguments = rewritten(name)
+    assert_kernels_compute_what_is_meant(*rewritten(name))
+
+
+def assert_kernels_compute_what_is_meant(jaxpr: Any, arguments: tuple[Any, ...]) -> None:
+    """Each kernel of what the rewritten program gives it."""
     for index, equation in enumerate(jaxpr.eqns):
         if equation.primitive is not fused_cast_p:
             continue

@@ -146,7 +146,8 @@ class _Translation:
         for stored, values in zip(self.stored, self._values(program, made), strict=True):
             if is_fp8(stored):
                 largest = float(jnp.finfo(stored.dtype).max)  # type: ignore[no-untyped-call]
-                if not all(program.saturates(value, largest) for value in values):
+                values = tuple(program.before_saturation(value, largest) for value in values)
+                if None in values:
                     return None
             if stored.kind is None:
                 return None
@@ -253,19 +254,18 @@ class _Program:
         """Of a value among operands and nodes."""
         return len(self._operands) + value if isinstance(value, int) else list(self._operands).index(value)
 
-    def saturates(self, result: Any, largest: float) -> bool:
-        """Whether a node's value is clamped to what the FP8 type holds. A clamp to all of that is left to the cast."""
+    def before_saturation(self, result: Any, largest: float) -> Any:
+        """What a cast to FP8 is of: a value that is clamped to what the type holds, or where it is clamped to all of
+        that, which the cast does itself, the value before. None where it is not clamped."""
         bounds: dict[str, float] = {}
         value: Any = result
         while isinstance(value, int) and len(bounds) < 2 and (clamped := _clamped(*self.nodes[value][:2])) is not None:
             value, found = clamped
             for op, bound in found.items():
                 bounds[op] = _TIGHTER[op](bound, bounds.get(op, bound))
-        if not isinstance(result, int) or len(bounds) < 2 or max(map(abs, bounds.values())) > largest:
-            return False
-        if bounds == {"max": -largest, "min": largest}:
-            self.nodes[result] = ("copy", [value], 1)
-        return True
+        if len(bounds) < 2 or max(map(abs, bounds.values())) > largest:
+            return None
+        return value if bounds == {"max": -largest, "min": largest} else result
 
     def add_all(self, equations: Iterable[Equation]) -> None:
         for equation in equations:

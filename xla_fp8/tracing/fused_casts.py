@@ -56,7 +56,7 @@ class Group:
 
     Attributes:
         equations: their indices, in program order. Groups may share some, which each kernel computes again.
-        results: what others read, tensors first. Only this kernel makes it.
+        results: what others read, that of which the rows are first. Only this kernel makes it.
     """
 
     equations: tuple[int, ...]
@@ -187,6 +187,8 @@ class _Walk:
         self.summed: set[int] = set()
         self.spread: dict[int, Spread] = {}
         self.is_consistent = True
+        # Whether there are parts beside each other, and `rows` are those of one.
+        self.is_joined = False
         self.results.update(dict.fromkeys(self.flow.equations[root].outvars))
         # Of groups of columns the kernel makes sums, and nothing else.
         self.groups: Groups | None = None
@@ -199,8 +201,11 @@ class _Walk:
         if not self._is_worth_it():
             return None
         self._take_sums()
-        in_order = sorted(filter(self._is_given, self.results), key=lambda v: element_count(v) < self.rows.size)
-        return Group(tuple(sorted(self.absorbed)), tuple(in_order))
+        [root, *others] = self.results
+        if not self._is_given(root):
+            return None
+        in_order = sorted(filter(self._is_given, others), key=lambda v: element_count(v) < self.rows.size)
+        return Group(tuple(sorted(self.absorbed)), (root, *in_order))
 
     def _go_up(self) -> None:
         while self.pending and self._is_small():  # the last in program order: all readers have been decided on
@@ -342,11 +347,15 @@ class _Walk:
     def _joins_values(self, index: int) -> bool:
         """Whether the parts of a tensor are beside each other that all so far is computed of, and are computed too."""
         equation = self.flow.equations[index]
-        others = [result for i in self.tables for result in self.flow.equations[i].outvars]
+        if self.is_joined or not joins_values(equation, self.rows) or self._joins_tensors(index):
+            return False
+        # Behind it all is computed of that tensor and of scalars.
+        others = [
+            result for i in {*self.tables, *(-i for i in self.pending)} for result in self.flow.equations[i].outvars
+        ]
+        others = [other for other in (*others, *self.read) if other not in equation.outvars]
         is_of_elements = {self.spread[i] for i in self.absorbed} <= {"all", "one", "column"}
         if any(element_count(other) > 1 for other in others) or not is_of_elements:
-            return False
-        if not joins_values(equation, self.rows) or self._joins_tensors(index):
             return False
         outside = set(self._readers_outside(index)).difference(self._ends(index))
         return not outside and self.known.results.isdisjoint(equation.outvars)
@@ -357,6 +366,7 @@ class _Walk:
             self._end(end)
         equation = self.flow.equations[index]
         self.absorbed.add(index)
+        self.is_joined = True
         self.rows = Rows(self.rows.count, self.rows.columns // len(equation.invars))
         for atom in equation.invars:
             self._want(atom, "all")

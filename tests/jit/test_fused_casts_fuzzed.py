@@ -1,0 +1,109 @@
+"""Programs on which kernels of several results are easily wrong; each computes what the program means."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.extend import core
+
+from tests.fused_casts import BF16, E4M3, E5M2, F32, Array, normal
+from tests.training_steps import assert_kernels_compute_what_is_meant
+from xla_fp8.backends.fused_cast import kernel, statistics
+from xla_fp8.backends.quantize import choice
+from xla_fp8.tracing.options import Options
+from xla_fp8.tracing.region import cut_closed
+
+X, Y, W = normal((512, 256)), normal((512, 256), seed=1), normal((512, 512), seed=2)
+COLUMNS = jnp.linspace(0.5, 2, 512)
+
+
+def clipped(x: Array, largest: float = 448.0) -> Array:
+    return jnp.clip(x, -largest, largest)
+
+
+def rms(x: Array) -> Array:
+    wide = x.astype(F32)
+    return wide * jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + 1e-6)
+
+
+def gates(x: Array, y: Array) -> Array:
+    x, y = x.astype(F32), y.astype(F32)
+    return jnp.concatenate([x * jax.nn.gelu(y), y * jax.nn.gelu(x)], -1)
+
+
+def clamped(x: Array) -> tuple[Array, ...]:
+    """The cast saturates itself; others read what is clamped."""
+    y = clipped(rms(x) * 300)
+    return y.astype(E4M3), jnp.max(jnp.abs(y)), jnp.sum(y, 0)
+
+
+def clamped_in_both_types(x: Array) -> tuple[Array, ...]:
+    y = clipped(rms(x) * 300)
+    return y.astype(E5M2), y.astype(E4M3)
+
+
+def clamped_in_bf16(x: Array) -> tuple[Array, ...]:
+    y = clipped((rms(x) * 300).astype(BF16))
+    return y.astype(E4M3), y
+
+
+def of_heads(x: Array, y: Array) -> tuple[Array, ...]:
+    """A number for each column of [tokens, heads * channels], beside a tensor of [tokens, heads, channels]."""
+    x, y = (a.reshape(4, 128, 8, 32).astype(F32) for a in (x, y))
+    z = (x * y).astype(BF16)
+    product = z.transpose(0, 2, 1, 3) @ jnp.ones((32, 4), BF16)
+    return product, jnp.sum(z.astype(F32) * x, (0, 1)), clipped(W).astype(E4M3)
+
+
+def nested_parts(x: Array, y: Array) -> Array:
+    return clipped(jnp.concatenate([gates(x, y), gates(y, x * 2)], -1)).astype(E4M3)
+
+
+def amax_of_parts(x: Array, y: Array) -> tuple[Array, ...]:
+    z = gates(x, y)
+    return clipped(z * 3).astype(E4M3), jnp.max(jnp.abs(z)), jnp.sum(z, 0)
+
+
+PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Array, ...]]] = {
+    "clamped values have other readers": (clamped, (X,)),
+    "two types of clamped values": (clamped_in_both_types, (X,)),
+    "clamped values are a result": (clamped_in_bf16, (X,)),
+    "parts, and numbers of columns": (lambda x, y, c: clipped(gates(x, y) * c).astype(E4M3), (X, Y, COLUMNS)),
+    "parts, and computed numbers": (lambda x, y, c: clipped(gates(x, y) * (2 * c + 1)).astype(E4M3), (X, Y, COLUMNS)),
+    "parts, and another tensor": (lambda x, y, w: clipped(gates(x, y) * w).astype(E4M3), (X, Y, W)),
+    "parts of parts": (nested_parts, (X, Y)),
+    "amax and sums of parts": (amax_of_parts, (X, Y)),
+    "sums over rows of heads": (of_heads, (X, Y)),
+}
+
+
+@pytest.fixture(autouse=True)
+def kernels_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a Hopper GPU, by Pallas' interpreter."""
+    monkeypatch.setattr(choice, "takes_fused", lambda platform: True)
+    monkeypatch.setattr(kernel, "run", functools.partial(kernel.run, interpret=True))
+    monkeypatch.setattr(statistics, "totals", functools.partial(statistics.totals, interpret=True))
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs(name: str) -> None:
+    function, arguments = PROGRAMS[name]
+    assert_kernels_compute_what_is_meant(rewritten(function, arguments), arguments)
+
+
+def rewritten(function: Callable[..., Any], arguments: tuple[Array, ...]) -> Any:
+    """The rewritten jaxpr, which computes the same to the last bit where each operation runs by itself."""
+    original = jax.make_jaxpr(function)(*arguments)
+    changed = cut_closed(original, Options())
+    with jax.disable_jit():
+        ours = core.jaxpr_as_fun(changed)(*jax.tree.leaves(arguments))
+        theirs = core.jaxpr_as_fun(original)(*jax.tree.leaves(arguments))
+    for found, wanted in zip(ours, theirs, strict=True):
+        np.testing.assert_array_equal(np.asarray(found, np.float32), np.asarray(wanted, np.float32))
+    return changed
