@@ -1,6 +1,6 @@
 """Operands of FP8 dots that contract rows, as in the gradient of a weight: x[rows, C], g[rows, K] → [K, C].
 
-cuBLASLt's FP8 matmul needs the contracted dimension innermost, and XLA transposes both operands for it, byte by byte.
+cuBLASLt's FP8 matmul needs the contracted dimension innermost, and XLA transposes both operands for it.
 A kernel transposes them faster:
 
     x8 ─ xla_fp8_transpose ─ transpose ─ dequantize ─ dot
