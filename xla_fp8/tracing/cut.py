@@ -25,6 +25,7 @@ from xla_fp8.tracing.equations import (
     RULES,
     Equation,
     Jaxpr,
+    has_static_shapes,
     is_fp8,
     is_literal,
     is_plain,
@@ -106,7 +107,7 @@ def _with_fused_casts(
 
     Before regions are made, which end there: one that began the norm would write what it made of the tensor in f32.
     """
-    if not any(map(is_cast, equations)):
+    if not any(map(is_cast, equations)) or not all(map(has_static_shapes, equations)):
         return equations
     equations = relu_masks.of_results(equations)
     flow = DataFlow(equations)

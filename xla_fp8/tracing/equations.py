@@ -151,6 +151,12 @@ def has_contraction(jaxpr: Jaxpr) -> bool:
     )
 
 
+def has_static_shapes(equation: Equation) -> bool:
+    """Whether no shape has a dimension that an export leaves open, and of which comparisons may raise."""
+    shapes = (getattr(atom.aval, "shape", ()) for atom in (*equation.invars, *equation.outvars))
+    return all(isinstance(size, int) for shape in shapes for size in shape)
+
+
 def _has_own_sharding(equation: Equation) -> bool:
     """Whether an operation says how its result is sharded: the partitioner's business, not the matcher's.
 

@@ -29,7 +29,7 @@ from xla_fp8 import _jax_compat
 from xla_fp8.backends.fused_cast import problem as problems
 from xla_fp8.backends.fused_cast.problem import Table
 from xla_fp8.tracing.data_flow import DataFlow
-from xla_fp8.tracing.equations import Equation, is_literal, variables
+from xla_fp8.tracing.equations import Equation, is_literal, is_plain, variables
 from xla_fp8.tracing.inline import flat
 from xla_fp8.tracing.quantizations import is_cast
 from xla_fp8.tracing.rows import Groups, Rows, Spread, columns_of, element_count, is_reshape, joins_values, sums_groups
@@ -117,7 +117,7 @@ Roots = Iterator[tuple[int, Rows]]
 
 def _casts(known: _Known) -> Roots:
     for index, equation in enumerate(known.flow.equations):
-        if is_cast(equation) and index not in known.taken:
+        if is_cast(equation) and known.flow.chain[index] and index not in known.taken:
             rows = Rows.of(equation.outvars[0].aval.shape)
             if rows is not None and rows.size >= _LEAST_SIZE:
                 yield index, rows
@@ -143,7 +143,7 @@ def _sums(known: _Known) -> Roots:
 
     Those of several tensors first, which take the others of these along.
     """
-    equations = enumerate(known.flow.equations)
+    equations = [(index, equation) for index, equation in enumerate(known.flow.equations) if is_plain(equation)]
     found = ((index, Rows.summed_by(equation) or Rows.grouped_by(equation)) for index, equation in equations)
     large = [(index, rows) for index, rows in found if rows is not None and rows.size >= _LEAST_SIZE]
 
@@ -294,6 +294,8 @@ class _Walk:
         """An equation with all that reads it, where that is elementwise and ends in reductions or casts."""
         equation = self.flow.equations[index]
         if index in self.known.taken or len(equation.outvars) > 1 or not self.known.made.isdisjoint(equation.outvars):
+            return None
+        if not is_plain(equation):
             return None
         [result] = equation.outvars
         if self._is_sum(index):

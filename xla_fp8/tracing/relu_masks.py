@@ -39,7 +39,7 @@ def _is_relu(equation: Equation) -> bool:
     name = equation.primitive.name
     if name == "custom_jvp_call":
         body = _jax_compat.open_jaxpr(flat(equation.params["call_jaxpr"])).eqns
-        return len(body) == len(equation.outvars) == 1 and _is_relu(body[0])
+        return len(body) == len(equation.invars) == len(equation.outvars) == 1 and _is_relu(body[0])
     return name == "max" and len(variables(equation.invars)) == 1 and any(map(_is_zero, equation.invars))
 
 
