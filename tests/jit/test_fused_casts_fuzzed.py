@@ -10,10 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import export
+from jax.experimental.compute_on import compute_on
 from jax.extend import core
 
 from tests.fused_casts import BF16, E4M3, E5M2, F32, Array, normal
-from tests.training_steps import assert_kernels_compute_what_is_meant
+from tests.training_steps import assert_kernels_compute_what_is_meant, kernels
+from xla_fp8 import _jax_compat
 from xla_fp8.backends.fused_cast import kernel, statistics
 from xla_fp8.backends.quantize import choice
 from xla_fp8.tracing.options import Options
@@ -107,3 +110,40 @@ def rewritten(function: Callable[..., Any], arguments: tuple[Array, ...]) -> Any
     for found, wanted in zip(ours, theirs, strict=True):
         np.testing.assert_array_equal(np.asarray(found, np.float32), np.asarray(wanted, np.float32))
     return changed
+
+
+def test_what_runs_elsewhere_stays_there() -> None:
+    def partly_on_host(x: Array) -> tuple[Array, ...]:
+        y = rms(x) * 3
+        with compute_on("device_host"):
+            on_host = jnp.max(jnp.abs(y)), jnp.sum(y * y, 0)
+        return clipped(y).astype(E4M3), *on_host
+
+    [fused] = kernels(rewritten(partly_on_host, (X,)))
+    assert fused.outvars[0].aval.dtype == E4M3
+    assert not any(map(_jax_compat.has_own_context, fused.params["jaxpr"].eqns))
+
+
+def test_open_dimensions() -> None:
+    """Of an export: nothing is known of the sizes, and the program is rewritten all the same."""
+    shape = export.symbolic_shape("tokens, 256")
+    jaxpr = jax.make_jaxpr(lambda x: (clipped(rms(x)).astype(E4M3), jnp.sum(rms(x), 0)))(
+        jax.ShapeDtypeStruct(shape, BF16)
+    )
+    assert not kernels(cut_closed(jaxpr, Options()))
+
+
+def test_a_rule_of_two_operands_is_no_relu() -> None:
+    """Whose body is one maximum, of either."""
+
+    @jax.custom_jvp
+    def second(x: Array, y: Any) -> Array:
+        return jnp.maximum(y, 0)
+
+    second.defjvp(lambda primals, tangents: (second(*primals), tangents[0]))
+
+    def masked(x: Array, y: Array) -> tuple[Array, ...]:
+        z = x * 2 + y
+        return second(z, 0.5), second(z, y), z > 0, clipped(rms(x)).astype(E4M3)
+
+    rewritten(masked, (X, Y))
