@@ -19,6 +19,7 @@ from tests.training_steps import assert_kernels_compute_what_is_meant, kernels
 from xla_fp8 import _jax_compat
 from xla_fp8.backends.fused_cast import kernel, statistics
 from xla_fp8.backends.quantize import choice
+from xla_fp8.tracing.fused_cast_problem import problem_of
 from xla_fp8.tracing.options import Options
 from xla_fp8.tracing.region import cut_closed
 
@@ -73,6 +74,13 @@ def amax_of_parts(x: Array, y: Array) -> tuple[Array, ...]:
     return clipped(z * 3).astype(E4M3), jnp.max(jnp.abs(z)), jnp.sum(z, 0)
 
 
+def moments(x: Array) -> tuple[Array, ...]:
+    """As jnp.var, the variance reads a mean of its own, which is a sum over the same tensor."""
+    wide = x.astype(F32)
+    deviation = wide - wide.mean(0)
+    return wide.mean(0), jnp.mean(deviation * deviation, 0), wide.var(0), clipped(jnp.ones((8, 8))).astype(E4M3)
+
+
 PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Array, ...]]] = {
     "clamped values have other readers": (clamped, (X,)),
     "two types of clamped values": (clamped_in_both_types, (X,)),
@@ -82,6 +90,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Array, ...]]] = {
     "parts, and another tensor": (lambda x, y, w: clipped(gates(x, y) * w).astype(E4M3), (X, Y, W)),
     "parts of parts": (nested_parts, (X, Y)),
     "amax and sums of parts": (amax_of_parts, (X, Y)),
+    "mean and variance of columns": (moments, (X + 1,)),
     "sums over rows of heads": (of_heads, (X, Y)),
 }
 
@@ -110,6 +119,15 @@ def rewritten(function: Callable[..., Any], arguments: tuple[Array, ...]) -> Any
     for found, wanted in zip(ours, theirs, strict=True):
         np.testing.assert_array_equal(np.asarray(found, np.float32), np.asarray(wanted, np.float32))
     return changed
+
+
+def test_a_sum_over_rows_is_no_node() -> None:
+    """A kernel would take it for that over a row."""
+
+    def centered(x: Array) -> Array:
+        return clipped(x.astype(F32) - jnp.sum(x.astype(F32), 0)).astype(E4M3)
+
+    assert problem_of(jax.make_jaxpr(centered)(X)) is None
 
 
 def test_what_runs_elsewhere_stays_there() -> None:

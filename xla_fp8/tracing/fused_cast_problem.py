@@ -138,6 +138,8 @@ class _Translation:
         if len(self.groups) > 1 or (sums and found is None):
             return None
         statistics, sources = found or (None, ())
+        if not all(map(self._is_by_row, self._computing([stored.value for stored in self.stored], made))):
+            return None
         program = _Program(self)
         if statistics is not None:
             for number, variable in enumerate(made):
@@ -160,6 +162,11 @@ class _Translation:
             tuple(Result(kind, tuple(map(program.position, values)), dtype) for kind, values, dtype in results),
         )
         return (problem, sources + program.sources) if problems.supports(problem).ok else None
+
+    def _is_by_row(self, equation: Equation) -> bool:
+        """Whether an equation reduces nothing but rows, as nodes do."""
+        is_reduction = equation.primitive.name in problems.REDUCTIONS and not is_reshape(equation)
+        return not is_reduction or self._rows_of(equation).are_reduced_by(equation)
 
     def _values(self, program: _Program, made: Iterable[Any]) -> list[tuple[Any, ...]]:
         """Of each result the value that is stored, or those beside each other."""

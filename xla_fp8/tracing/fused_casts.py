@@ -281,14 +281,18 @@ class _Walk:
 
     # Down
 
-    def _ends(self, index: int) -> list[int]:
-        """Equations that read a tensor and end there, as far as the group goes: amax, sums over rows, other casts."""
+    def _ends(self, index: int) -> Iterator[int]:
+        """Equations that read a tensor and end there, as far as the group goes: amax, sums over rows, other casts.
+
+        Whether some come back depends on those before, which are taken in between: a variance reads the mean.
+        """
         [result, *others] = self.flow.equations[index].outvars
         if others or not self.rows.hold(result):
-            return []
-        readers = [reader for reader in self.flow.consumers.get(result, ()) if reader not in self.absorbed]
-        found = [self._ending(reader) for reader in readers]
-        return [end for ends in found if ends and not self._come_back(ends) for end in ends]
+            return
+        for reader in self.flow.consumers.get(result, ()):
+            ends = self._ending(reader) if reader not in self.absorbed else None
+            if ends and not self._come_back(ends):
+                yield from ends
 
     def _ending(self, index: int) -> list[int] | None:
         """An equation with all that reads it, where that is elementwise and ends in reductions or casts."""
