@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.extend import core
 
+import xla_fp8
+from tests.fused_casts import Array, normal
 from tests.training_steps import PROGRAMS, assert_kernels_compute_what_a_step_means, kernels, rewritten, step_of
 from xla_fp8.backends.fused_cast import kernel, statistics
 from xla_fp8.backends.fused_cast.problem import FusedCast, Statistics
@@ -16,6 +20,8 @@ from xla_fp8.backends.quantize import choice
 from xla_fp8.tracing import relu_masks
 from xla_fp8.tracing.fused_cast_problem import problem_of
 from xla_fp8.tracing.inline import inline_calls
+from xla_fp8.tracing.options import Options
+from xla_fp8.tracing.region import cut_closed
 
 
 @pytest.fixture(autouse=True)
@@ -66,3 +72,22 @@ def test_masks_of_relu_read_its_result() -> None:
     for masks, of_results in ((equations, 0), (changed, 2)):
         found = [mask.invars[0] in relus for mask in masks if mask.primitive.name == "gt"]
         assert (len(found), sum(found)) == (3, of_results)
+
+
+def test_a_sum_that_another_one_reads_is_no_result_beside_it() -> None:
+    """The variance of batch norm in two passes: a kernel that made both would read its own mean."""
+
+    def step(x: Array, y: Array) -> Any:
+        wide = x.astype(jnp.float32)
+        mean = wide.mean((0, 1, 2))
+        variance = jnp.square(wide - mean).mean((0, 1, 2))
+        q, amax = xla_fp8.quantize(jax.nn.silu(y + 1), scale=0.02, return_amax=True)
+        return mean, variance, q.data, amax
+
+    arguments = (normal((4, 32, 32, 64)), normal((4, 32, 32, 64), seed=1))
+    jaxpr = cut_closed(jax.make_jaxpr(step)(*arguments), Options())
+    assert len(kernels(jaxpr)) >= 2
+    with jax.disable_jit():
+        ours, theirs = core.jaxpr_as_fun(jaxpr)(*arguments), jax.tree.leaves(step(*arguments))
+    for found, wanted in zip(ours, theirs, strict=True):
+        np.testing.assert_array_equal(np.asarray(found, np.float32), np.asarray(wanted, np.float32))
