@@ -14,6 +14,7 @@ from jax import export
 from jax.experimental.compute_on import compute_on
 from jax.extend import core
 
+import xla_fp8
 from tests.fused_casts import BF16, E4M3, E5M2, F32, Array, normal
 from tests.training_steps import assert_kernels_compute_what_is_meant, kernels
 from xla_fp8 import _jax_compat
@@ -81,6 +82,13 @@ def moments(x: Array) -> tuple[Array, ...]:
     return wide.mean(0), jnp.mean(deviation * deviation, 0), wide.var(0), clipped(jnp.ones((8, 8))).astype(E4M3)
 
 
+def dynamically_scaled(x: Array) -> list[Array]:
+    """As for queries, keys and values: each cast reads the scale of an amax of its own."""
+    y = (rms(x) * 3 + 1).astype(BF16)
+    scaled = [xla_fp8.quantize(y) for _ in range(3)]
+    return [*(q.data for q in scaled), *(q.scale for q in scaled)]
+
+
 PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Array, ...]]] = {
     "clamped values have other readers": (clamped, (X,)),
     "two types of clamped values": (clamped_in_both_types, (X,)),
@@ -91,6 +99,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Array, ...]]] = {
     "parts of parts": (nested_parts, (X, Y)),
     "amax and sums of parts": (amax_of_parts, (X, Y)),
     "mean and variance of columns": (moments, (X + 1,)),
+    "casts of a tensor with scales of their own": (dynamically_scaled, (X,)),
     "sums over rows of heads": (of_heads, (X, Y)),
 }
 
@@ -119,6 +128,25 @@ def rewritten(function: Callable[..., Any], arguments: tuple[Array, ...]) -> Any
     for found, wanted in zip(ours, theirs, strict=True):
         np.testing.assert_array_equal(np.asarray(found, np.float32), np.asarray(wanted, np.float32))
     return changed
+
+
+def test_no_group_reads_what_is_made_of_its_amax() -> None:
+    """Such a kernel would be left out when the program is put in order, with all that it could compute."""
+    changed = rewritten(dynamically_scaled, (X,))
+    assert [[v.aval.dtype for v in fused.outvars] for fused in kernels(changed)] == [[E4M3]] * 3
+
+
+@pytest.mark.parametrize("step", [lambda z: z * 0.5 + z, lambda z: z + 0.5], ids=["two readers", "one reader"])
+def test_many_steps_beside_a_cast(step: Callable[[Array], Array]) -> None:
+    """Neither as many ways as there are through all of them are gone, nor as many calls deep."""
+
+    def beside(x: Array) -> tuple[Array, ...]:
+        y = z = rms(x)
+        for _ in range(600):
+            z = step(z)
+        return clipped(y * 3).astype(E4M3), jnp.sum(z, 0)
+
+    assert len(kernels(cut_closed(jax.make_jaxpr(beside)(X), Options()))) == 1
 
 
 def test_a_sum_over_rows_is_no_node() -> None:

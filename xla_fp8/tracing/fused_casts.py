@@ -296,30 +296,44 @@ class _Walk:
 
     def _ending(self, index: int) -> list[int] | None:
         """An equation with all that reads it, where that is elementwise and ends in reductions or casts."""
+        found: set[int] = set()
+        pending = [index]
+        while pending:
+            index = pending.pop()
+            if index not in found:
+                readers = self._readers_up_to_end(index)
+                if readers is None or len(found) > _MOST_EQUATIONS:
+                    return None
+                found.add(index)
+                pending += readers
+        casts: set[int] = set()  # and what leads to one
+        for index in sorted(found, reverse=True):
+            equation = self.flow.equations[index]
+            if is_cast(equation):
+                casts.add(index)
+            elif not casts.isdisjoint(self.flow.consumers.get(equation.outvars[0], ())):
+                casts.add(index)
+                # Behind the tensor there are scalars, scale and bounds. Another tensor would make it another group.
+                spreads = [self.rows.spread(atom, equation, "all") for atom in variables(equation.invars)]
+                if not set(spreads) <= {"all", "one"} or spreads.count("all") != 1:
+                    return None
+        return sorted(found)
+
+    def _readers_up_to_end(self, index: int) -> list[int] | None:
+        """What reads an equation's result; nothing where the group ends with it, None where it cannot take it."""
         equation = self.flow.equations[index]
         if index in self.known.taken or len(equation.outvars) > 1 or not self.known.made.isdisjoint(equation.outvars):
             return None
         if not is_plain(equation):
             return None
         [result] = equation.outvars
-        if self._is_sum(index):
-            return [index] if self._groups_behind([result]) <= self._groups_behind(self.results) else None
+        if self._is_sum(index) or self._is_amax(index):
+            return [] if self._groups_behind([result]) <= self._groups_behind(self.results) else None
         if is_cast(equation):
-            return [index] if self._is_clamped(equation.invars[0]) else None
+            return [] if self._is_clamped(equation.invars[0]) else None
         if not self.rows.hold(result) or not _is_elementwise(equation) or result in self.known.results:
             return None
-        readers = self.flow.consumers.get(result, [])
-        if equation.primitive.name == "abs" and all(map(self._is_maximum, readers)):
-            return [index, *readers]
-        found = [self._ending(reader) for reader in readers]
-        if not found or not all(found):
-            return None
-        ends = [index, *(end for ends in found if ends for end in ends)]
-        if any(is_cast(self.flow.equations[end]) for end in ends):
-            # Behind the tensor there are scalars, scale and bounds. Another tensor would make it another group.
-            spreads = [self.rows.spread(atom, equation, "all") for atom in variables(equation.invars)]
-            return ends if set(spreads) <= {"all", "one"} and spreads.count("all") == 1 else None
-        return ends
+        return self.flow.consumers.get(result, []) or None
 
     def _is_sum(self, index: int) -> bool:
         """Whether an equation adds up all rows, or where this is about groups of columns those."""
@@ -331,6 +345,16 @@ class _Walk:
     def _is_clamped(self, atom: Any) -> bool:
         producer = self.flow.producer.get(atom)
         return producer is not None and self.flow.equations[producer].primitive.name in ("clamp", "max", "min")
+
+    def _is_amax(self, index: int) -> bool:
+        """Whether an equation finds the largest of absolute values that are made for that alone."""
+        if not self._is_maximum(index):
+            return False
+        [values] = self.flow.equations[index].invars
+        producer = self.flow.producer.get(values)
+        if producer is None or self.flow.equations[producer].primitive.name != "abs":
+            return False
+        return values not in self.known.results and all(map(self._is_maximum, self.flow.consumers[values]))
 
     def _is_maximum(self, index: int) -> bool:
         """Whether an equation finds the largest of all elements."""
@@ -508,7 +532,8 @@ class _Walk:
         after = {r for end in ends for v in self.flow.equations[end].outvars for r in self.flow.consumers.get(v, ())}
         if not self.absorbed.isdisjoint(after - own) or self._reach_group(after - own):
             return True
-        first, seen = min(self.absorbed), set(own)
+        inside = self.absorbed | own  # a cast may read the scale that is made of an amax beside it
+        first, seen = min(inside), set(own)
         pending = [p for end in ends for p in self.flow.predecessors[end] if p not in own]
         while pending:
             index = pending.pop()
@@ -517,9 +542,7 @@ class _Walk:
             seen.add(index)
             pending += self.flow.predecessors[index]
         # What the group computes the ends may read; what is computed of its results outside they may not.
-        return any(
-            predecessor in self.absorbed for index in seen - own for predecessor in self.flow.predecessors[index]
-        )
+        return any(not inside.isdisjoint(self.flow.predecessors[index]) for index in seen - own)
 
     def _reach_group(self, outside: Iterable[int]) -> bool:
         """Whether the group reads what is computed of the results of equations outside of it."""
