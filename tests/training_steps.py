@@ -170,8 +170,14 @@ def assert_kernels_compute_what_a_step_means(name: str) -> None:
     assert_kernels_compute_what_is_meant(*rewritten(name))
 
 
-def assert_kernels_compute_what_is_meant(jaxpr: Any, arguments: tuple[Any, ...]) -> None:
-    """Each kernel of what the rewritten program gives it."""
+def assert_kernels_compute_what_is_meant(
+    jaxpr: Any, arguments: tuple[Any, ...], meant: Callable[[Any], Callable[..., Any]] = core.jaxpr_as_fun
+) -> None:
+    """Each kernel of what the rewritten program gives it.
+
+    Args:
+        meant: the function of a kernel's jaxpr.
+    """
     for index, equation in enumerate(jaxpr.eqns):
         if equation.primitive is not fused_cast_p:
             continue
@@ -179,7 +185,7 @@ def assert_kernels_compute_what_is_meant(jaxpr: Any, arguments: tuple[Any, ...])
         given = core.jaxpr_as_fun(_jax_compat.with_equations(jaxpr, jaxpr.eqns[:index], read))
         inputs = given(*jax.tree.leaves(arguments))
         ours = jax.jit(implementation(equation.params["jaxpr"]))(*inputs)
-        theirs = jax.jit(core.jaxpr_as_fun(equation.params["jaxpr"]))(*inputs)
+        theirs = jax.jit(meant(equation.params["jaxpr"]))(*inputs)
         for found, wanted in zip(ours, theirs, strict=True):
             assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
             found, wanted = np.asarray(found, np.float32), np.asarray(wanted, np.float32)

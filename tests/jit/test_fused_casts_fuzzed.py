@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import export
-from jax.experimental.compute_on import compute_on
+from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend import core
 
 import xla_fp8
@@ -20,7 +21,9 @@ from tests.training_steps import assert_kernels_compute_what_is_meant, kernels
 from xla_fp8 import _jax_compat
 from xla_fp8.backends.fused_cast import kernel, statistics
 from xla_fp8.backends.quantize import choice
+from xla_fp8.tracing.equations import is_literal
 from xla_fp8.tracing.fused_cast_problem import problem_of
+from xla_fp8.tracing.inline import flat
 from xla_fp8.tracing.options import Options
 from xla_fp8.tracing.region import cut_closed
 
@@ -130,6 +133,74 @@ def rewritten(function: Callable[..., Any], arguments: tuple[Array, ...]) -> Any
     return changed
 
 
+ACTIVATIONS: list[Callable[[Array], Array]] = [jax.nn.relu, jax.nn.gelu, jax.nn.silu, jnp.tanh, jax.nn.leaky_relu]
+
+
+def composed(seed: int) -> Callable[..., Any]:
+    """The gradient of norms, activations, gates and sums in any order, with casts, amaxes and sums on the way."""
+
+    def loss(x: Array, y: Array, columns: Array) -> tuple[Array, list[Array]]:
+        pick = random.Random(seed)
+        made, others = [x, y], []
+        for _ in range(7):
+            z = pick.choice(made[-2:]).astype(F32)
+            step = pick.choice(["norm", "batch norm", "activation", "gate", "add", "columns", "cast", "sum", "amax"])
+            if step == "norm":
+                z = rms(z)
+            elif step == "batch norm":
+                # Of numbers whose sum is not zero: else that would be one of rounding errors.
+                z = (z - 0.5 * z.mean(0)) * jax.lax.rsqrt((z * z).mean(0) + 1e-5)
+            elif step == "activation":
+                z = pick.choice(ACTIVATIONS)(z)
+            elif step == "gate":
+                left, right = jnp.split(z, 2, -1)
+                z = jnp.concatenate([left * jax.nn.silu(right), right * pick.choice(ACTIVATIONS)(left)], -1)
+            elif step == "add":
+                z = z + pick.choice(made)
+            elif step == "columns":
+                z = z * columns
+            elif step == "cast":
+                others.append(clipped(z * 30).astype(E4M3))
+            elif step == "sum":
+                others.append(jnp.sum(z, 0))
+            else:
+                others.append(jnp.max(jnp.abs(z)))
+            made.append(z.astype(BF16))
+        return jnp.sum(made[-1].astype(F32) * y), [*others, clipped(rms(made[-1]) * 30 + 1).astype(E4M3)]
+
+    return jax.value_and_grad(loss, (0, 1, 2), has_aux=True)
+
+
+def in_f32(jaxpr: Any) -> Callable[..., Any]:
+    """What a group is without roundings to bf16 on the way, as kernels compute it: in sums these add up."""
+    inner = _jax_compat.open_jaxpr(flat(jaxpr))
+
+    def wide(x: Array) -> Array:
+        return x.astype(F32) if x.dtype == BF16 else x
+
+    def run(*inputs: Array) -> list[Array]:
+        values = dict(zip(inner.invars, map(wide, inputs), strict=True))
+        for equation in inner.eqns:
+            operands = [wide(jnp.asarray(a.val, a.aval.dtype)) if is_literal(a) else values[a] for a in equation.invars]
+            params = dict(equation.params)
+            if params.get("new_dtype") == BF16:
+                params["new_dtype"] = np.dtype(F32)
+            results = equation.primitive.bind(*operands, **params)
+            made = results if equation.primitive.multiple_results else [results]
+            values.update(zip(equation.outvars, made, strict=True))
+        return [values[variable].astype(variable.aval.dtype) for variable in inner.outvars]
+
+    return run
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_programs_at_random(seed: int) -> None:
+    arguments = X, Y, COLUMNS[:256]
+    changed = rewritten(composed(seed), arguments)
+    assert kernels(changed)
+    assert_kernels_compute_what_is_meant(changed, arguments, in_f32)
+
+
 def test_no_group_reads_what_is_made_of_its_amax() -> None:
     """Such a kernel would be left out when the program is put in order, with all that it could compute."""
     changed = rewritten(dynamically_scaled, (X,))
@@ -158,14 +229,14 @@ def test_a_sum_over_rows_is_no_node() -> None:
     assert problem_of(jax.make_jaxpr(centered)(X)) is None
 
 
-def test_what_runs_elsewhere_stays_there() -> None:
-    def partly_on_host(x: Array) -> tuple[Array, ...]:
+def test_what_has_a_context_keeps_it() -> None:
+    def partly_marked(x: Array) -> tuple[Array, ...]:
         y = rms(x) * 3
-        with compute_on("device_host"):
-            on_host = jnp.max(jnp.abs(y)), jnp.sum(y * y, 0)
-        return clipped(y).astype(E4M3), *on_host
+        with set_xla_metadata(mark="here"):
+            marked = jnp.max(jnp.abs(y)), jnp.sum(y * y, 0)
+        return clipped(y).astype(E4M3), *marked
 
-    [fused] = kernels(rewritten(partly_on_host, (X,)))
+    [fused] = kernels(rewritten(partly_marked, (X,)))
     assert fused.outvars[0].aval.dtype == E4M3
     assert not any(map(_jax_compat.has_own_context, fused.params["jaxpr"].eqns))
 
