@@ -56,7 +56,8 @@ def saturating_cast(x: ArrayLike, dtype: DTypeLike) -> jax.Array:
     x = _floats(x, "x")
     if x.dtype.itemsize == 1:  # an FP8 type may have no such number as the other's largest
         x = x.astype(jnp.float32)
-    largest = jnp.asarray(jnp.finfo(dtype).max, x.dtype)  # type: ignore[no-untyped-call]
+    # Of NumPy: what JAX negates stands outside of a differentiated scan, where it is no constant any more.
+    largest = np.asarray(jnp.finfo(dtype).max, x.dtype)  # type: ignore[no-untyped-call]
     return lax.clamp(-largest, x, largest).astype(dtype)
 
 

@@ -229,6 +229,21 @@ def test_a_sum_over_rows_is_no_node() -> None:
     assert problem_of(jax.make_jaxpr(centered)(X)) is None
 
 
+def test_layers_of_a_differentiated_scan() -> None:
+    """What does not depend on the layer is computed outside, where the bounds of a clamp would be no constants."""
+
+    def loss(weights: Array, x: Array) -> Array:
+        def layer(x: Array, w: Array) -> tuple[Array, None]:
+            y: Array = xla_fp8.fp8_dot((rms(x) * 3 + 1).astype(BF16), w, scaling=xla_fp8.DelayedScaling.create(amax=8))
+            return x + y, None
+
+        return jnp.sum(jax.lax.scan(layer, x, weights)[0].astype(F32))
+
+    changed = cut_closed(jax.make_jaxpr(jax.grad(loss))(normal((2, 256, 256)), X), Options())
+    forward, _ = (e.params["jaxpr"] for e in changed.eqns if e.primitive.name == "scan")
+    assert [fused.outvars[0].aval.dtype for fused in kernels(forward)] == [E4M3]
+
+
 def test_what_has_a_context_keeps_it() -> None:
     def partly_marked(x: Array) -> tuple[Array, ...]:
         y = rms(x) * 3
