@@ -6,7 +6,6 @@ import errno
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,9 @@ from xla_fp8.cli.color import choose
 
 
 def start(*arguments: str | Path, **options: int) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-m", "xla_fp8", *map(str, arguments)], **options)
+    command = [sys.executable, "-m", "xla_fp8", *map(str, arguments)]
+    # What runs in the background ignores interrupts, and its children inherit that.
+    return subprocess.Popen(command, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL), **options)
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["opt", "--help"], ["explain", "--help"], ["--version"]])
@@ -77,7 +78,9 @@ def test_a_closed_pipe_is_quiet(plain: Path, command: str) -> None:
 
 def test_interrupt(tmp_path: Path) -> None:
     child = start("opt", "-", stdin=subprocess.PIPE, stderr=subprocess.PIPE)
-    time.sleep(1.5)  # it now waits for its input
+    assert child.stdin is not None
+    child.stdin.write(bytes(1 << 20))  # more than a pipe holds: once this is written, it is reading
+    child.stdin.flush()
     child.send_signal(signal.SIGINT)
     _, err = child.communicate(timeout=30)
     assert (child.returncode, err) == (130, b"interrupted\n")
