@@ -9,7 +9,7 @@ kernel of cuDNN's FP8 engines, until `--build-seconds` are over, and not only wh
 A row says, in microseconds of one call:
 
     proposed    the fastest plan that cuDNN's heuristics propose, on the device alone (a CUDA graph between two events)
-    best, plan  the fastest of all that were built
+    best, plan  the fastest of all that were built: what the backend tries, or every kernel
     program     the best plan in a jit of eight calls
     no graphs   the same, compiled without CUDA graphs
     XLA         the chain through XLA's own matcher and tuning, in such a program; ~ where the host was the slower one
@@ -29,7 +29,6 @@ import itertools
 import json
 import os
 import queue
-import re
 import subprocess
 import sys
 import threading
@@ -53,8 +52,6 @@ from xla_fp8.target import GraphCall
 
 NO_GRAPHS = {"xla_gpu_graph_min_graph_size": 1 << 20}
 EVERY = (*(f"eng2_k24={kernel}" for kernel in range(17, 49)), *(f"eng4_k24={kernel}" for kernel in range(56)))
-_KNOBS = {17: "SPLIT_K_SLC", 24: "KERNEL_CFG"}
-"""Knobs by their number in the names of plans (cudnn_graph.h), as the front end calls them."""
 SLICED = tuple(f"eng{engine}_k17={slices}_k24={kernel}" for slices in (2, 4) for engine, kernel in ((4, 45), (4, 53)))
 
 
@@ -87,6 +84,21 @@ EPILOGUES: Mapping[str, Epilogue] = MappingProxyType(
 
 _SLOW = (Shape(64, 7, 7, 512, 3, 512), Shape(2, 64, 64, 320, 3, 320), Shape(64, 56, 56, 128, 3, 128, 2))
 _COMMON = (Shape(32, 64, 64, 256, 3, 256), Shape(64, 14, 14, 512, 3, 512))
+_NETWORKS = (
+    Shape(64, 56, 56, 64, 3, 64),  # ResNet-50
+    Shape(64, 28, 28, 128, 3, 128),
+    Shape(64, 14, 14, 256, 3, 256),
+    Shape(64, 56, 56, 256, 1, 64),
+    Shape(64, 14, 14, 1024, 1, 256),
+    Shape(64, 56, 56, 256, 1, 512, 2),
+    Shape(64, 112, 112, 128, 3, 128),  # VGG-16
+    Shape(64, 28, 28, 512, 3, 512),
+    Shape(16, 64, 64, 320, 3, 320),  # Stable Diffusion
+    Shape(2, 32, 32, 640, 3, 640),
+    Shape(2, 16, 16, 1280, 3, 1280),
+    Shape(16, 32, 32, 1920, 3, 640),
+    Shape(64, 56, 56, 96, 1, 384),  # ConvNeXt
+)
 ROWS: Mapping[str, tuple[Shape, str]] = MappingProxyType(
     {
         f"{shape} {epilogue}": (shape, epilogue)
@@ -94,6 +106,7 @@ ROWS: Mapping[str, tuple[Shape, str]] = MappingProxyType(
             (_SLOW, ("amax",)),
             (_COMMON, ("bias+silu", "channel scale", "bias+relu+residual")),
             (_SLOW, ("scale",)),
+            (_NETWORKS, ("scale",)),
         )
         for shape in shapes
         for epilogue in epilogues
@@ -139,36 +152,21 @@ class Row:
         xla = threading.Thread(target=self.compile, args=("xla", lowered, {}))
         xla.start()
         start = time.perf_counter()
-        proposed = self.device.names(self.text)
-        self.facts["proposed"] = list(proposed)
+        tried = self.device.names(self.text)
+        self.facts["proposed"] = [name for name in tried if name not in plans.UNPROPOSED]
         unbuilt = {}
-        for name in dict.fromkeys((*proposed, *(EVERY + SLICED if every else ()))):
+        for name in dict.fromkeys((*tried, *(EVERY + SLICED if every else ()))):
             if time.perf_counter() - start > seconds:
                 self.facts["out of time at"] = name
                 break
             try:
-                self.built[name] = self.device.plan(self.text, name) if name in proposed else self._unproposed(name)
+                self.built[name] = self.device.plan(self.text, name)
             except Exception as error:
                 unbuilt[name] = short(error)[:150]
         self.facts |= {"build_s": round(time.perf_counter() - start, 1), "unbuilt": unbuilt}
         xla.join()
         if "xla" in self.compiled:
             self.facts["xla fused"] = "__cudnn$convForwardGraph" in self.compiled["xla"].as_text()
-
-    def _unproposed(self, name: str) -> plans.BuiltPlan:
-        """A plan made of its name, put among the built ones of the device, so that it can be run."""
-        cudnn, device = library.cudnn(), self.device
-        engine, *values = map(int, re.findall(r"\d+", name))
-        pairs = zip(values[::2], values[1::2], strict=True)
-        knobs = {getattr(cudnn.knob_type, _KNOBS[knob]): value for knob, value in pairs}
-        with device._lock, device_context.current(0):
-            graph = device._graph(self.text)
-            graph.create_execution_plan(engine, knobs)
-            graph.check_support()
-            graph.build_plan_at_index(0)
-            plan = plans.BuiltPlan(graph, name, int(graph.get_workspace_size()))
-            device._built[self.text, name] = plan
-        return plan
 
     def time_plans(self) -> None:
         """Every plan on the device alone; then what launching the best one costs Python."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import itertools
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -127,27 +127,34 @@ def test_many_threads_call_it(recorder: Recorder) -> None:
 
 
 class FakeGraph:
-    """A `pygraph` with three plans, of which the first does not build."""
+    """A `pygraph` with three plans, of which the first does not build, and the kernels that the front end takes."""
 
-    def __init__(self, log: list[str]) -> None:
+    def __init__(self, log: list[str], taken: Container[int]) -> None:
         self.log = log
+        self.taken = taken
+        self.names = ["eng0", "eng1", "eng2"]
         self.current = -1
 
     def create_execution_plans(self, modes: list[str]) -> None:
         assert modes != ["FALLBACK"], "the others have plans"
 
+    def create_execution_plan(self, engine: int, knobs: dict[str, int]) -> None:
+        if knobs["kernel"] not in self.taken:
+            raise RuntimeError("NOT_SUPPORTED")
+        self.names = [f"eng{engine}_k24={knobs['kernel']}"]
+
     def check_support(self) -> None:
         pass
 
     def get_execution_plan_count(self) -> int:
-        return 3
+        return len(self.names)
 
     def get_plan_name_at_index(self, index: int) -> str:
-        return f"eng{index}"
+        return self.names[index]
 
     def build_plan_at_index(self, index: int) -> None:
-        self.log.append(f"build eng{index}")
-        if index == 0:
+        self.log.append(f"build {self.names[index]}")
+        if self.names[index] == "eng0":
             raise RuntimeError("no kernel image")
         self.current = index
 
@@ -155,7 +162,7 @@ class FakeGraph:
         return 100 * self.current
 
     def _execute(self, pointers: dict[int, int], workspace: int, handle: str) -> None:
-        self.log.append(f"run eng{self.current} {pointers} {workspace} {handle}")
+        self.log.append(f"run {self.names[self.current]} {pointers} {workspace} {handle}")
 
 
 class FakeCudnn:
@@ -164,8 +171,12 @@ class FakeCudnn:
     class heur_mode:
         A, B, FALLBACK = "A", "B", "FALLBACK"
 
+    class knob_type:
+        KERNEL_CFG = "kernel"
+
     def __init__(self) -> None:
         self.log: list[str] = []
+        self.taken: set[int] = set()
         self.room = 1 << 40
 
     def address(self, size: int) -> int:
@@ -192,7 +203,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeCudnn:
     monkeypatch.setattr(
         plans.operation_graph,
         "build",
-        lambda call, **settings: plans.operation_graph.OperationGraph(FakeGraph(fake.log), 3),
+        lambda call, **settings: plans.operation_graph.OperationGraph(FakeGraph(fake.log, fake.taken), 3),
     )
     return fake
 
@@ -224,6 +235,16 @@ def test_the_fallback_is_asked_where_no_heuristic_proposes_a_plan(
     assert asked == ["A", "B", "FALLBACK"]
 
 
+def test_kernels_that_heuristics_leave_out_come_first_where_cudnn_takes_them(fake: FakeCudnn) -> None:
+    first, _, last = plans.UNPROPOSED
+    fake.taken.update(int(name.rpartition("=")[2]) for name in (first, last))
+    device = plans.DevicePlans(0)
+    assert device.names(TEXT) == (first, last, "eng0", "eng1", "eng2")
+    assert device.plan(TEXT).name == first
+    assert device.plan(TEXT, last).name == last
+    assert fake.log == [f"build {first}", f"build {last}"]
+
+
 def test_without_a_name_the_first_that_builds_is_taken(fake: FakeCudnn) -> None:
     assert plans.DevicePlans(0).plan(TEXT).name == "eng1"
     assert fake.log == ["build eng0", "build eng1"]
@@ -245,8 +266,11 @@ def test_a_plan_that_needs_too_much_workspace_is_passed_over(fake: FakeCudnn, mo
 def test_what_does_not_build_says_why(fake: FakeCudnn) -> None:
     with pytest.raises(CudnnUnsupportedError, match=r"cannot build a plan for .*eng0: no kernel image"):
         plans.DevicePlans(0).plan(TEXT, "eng0")
-    with pytest.raises(CudnnUnsupportedError, match="cuDNN proposes no plan 'eng9'"):
-        plans.DevicePlans(0).plan(TEXT, "eng9")
+    with pytest.raises(CudnnUnsupportedError, match=r"cannot build a plan for .*eng4_k24=9: NOT_SUPPORTED"):
+        plans.DevicePlans(0).plan(TEXT, "eng4_k24=9")
+    for name in ("eng4_k99=9", "th=8"):
+        with pytest.raises(CudnnUnsupportedError, match=f"no plan is called '{name}'"):
+            plans.DevicePlans(0).plan(TEXT, name)
 
 
 @pytest.fixture

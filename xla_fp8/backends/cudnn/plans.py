@@ -11,8 +11,10 @@ import contextlib
 import dataclasses
 import functools
 import math
+import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from xla_fp8.backends import call_text
@@ -20,6 +22,17 @@ from xla_fp8.backends.cudnn import buffers, device_context, library, operation_g
 from xla_fp8.backends.cudnn.errors import CudnnError, CudnnUnsupportedError
 from xla_fp8.backends.cudnn.operation_graph import one_line
 from xla_fp8.backends.progress import Progress
+
+UNPROPOSED = ("eng4_k24=41", "eng4_k24=28", "eng4_k24=29")
+"""Kernels that the heuristics of cuDNN 9.19.0 leave out, though they are the fastest (docs/benchmarks.md).
+
+Their numbers are cuDNN's own. Another version may have other kernels there: those are tried and timed as any.
+"""
+
+_KNOBS: Mapping[int, str] = MappingProxyType({17: "SPLIT_K_SLC", 24: "KERNEL_CFG", 38: "STREAM_K"})
+"""Knobs by their number in the names of plans (cudnnBackendKnobType_t), as the front end calls them."""
+
+_NAME_RE = re.compile(r"eng(\d+)((?:_k\d+=\d+)*)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,17 +68,18 @@ class DevicePlans:
         self._times: dict[tuple[str, float], dict[str, float]] = {}
 
     def names(self, call: str) -> tuple[str, ...]:
-        """The plans that cuDNN proposes for a call (`call_text.encode`).
+        """The plans to choose from for a call (`call_text.encode`): UNPROPOSED, then those that cuDNN proposes.
 
-        Heuristics A, then B, or else the fallback engines; each plan once. The order is a guess: the first plan has
-        been seen to take three times as long as the fourth. The fastest has been among them: of 12 convolutions on an
-        H200 no other plan that was tried was faster by more than 1% (docs/benchmarks.md, cuDNN 9.19.0).
+        Of the first what cuDNN takes for the call, of the others heuristics A, then B, or else the fallback engines;
+        each plan once. The order is a guess: cuDNN's first has been seen to take three times as long as its fourth.
 
         Raises:
             CudnnUnsupportedError: it proposes none.
         """
         with self._lock, device_context.current(self._ordinal):
-            return tuple(self._proposals(call))
+            proposals = self._proposals(call)
+            taken = [name for name in UNPROPOSED if name not in proposals and self._takes(call, name)]
+            return (*taken, *proposals)
 
     def times(self, call: str, workspace_limit: float = math.inf) -> dict[str, float]:
         """Microseconds that each of `names` takes on the device, the fastest first; measured once.
@@ -111,7 +125,8 @@ class DevicePlans:
 
         Args:
             call: `call_text.encode` of a graph call.
-            name: one of `names`; "" for the first that builds and keeps to the limit.
+            name: one of `names`, or any other as cuDNN spells it; "" for the first of `names` that builds and keeps
+                to the limit.
             workspace_limit: in bytes; what needs more is not taken.
 
         Raises:
@@ -219,20 +234,41 @@ class DevicePlans:
             self._handle = library.cudnn().create_handle()
         return operation_graph.build(call_text.decode(call), handle=self._handle).graph
 
+    def _takes(self, call: str, name: str) -> bool:
+        """Whether cuDNN takes an engine and its kernel for a call; it may fail to build yet."""
+        try:
+            self._named(call, name)
+        except Exception:  # the front end has several classes of its own
+            return False
+        return True
+
+    def _named(self, call: str, name: str) -> Any:
+        """A graph with the one plan of that name, not built; raises what the front end raises."""
+        parts = _NAME_RE.fullmatch(name)
+        pairs = [tuple(map(int, pair)) for pair in re.findall(r"_k(\d+)=(\d+)", name)]
+        if parts is None or any(knob not in _KNOBS for knob, _ in pairs):
+            raise CudnnUnsupportedError(f"no plan is called {name!r}")
+        knob_type = library.cudnn().knob_type
+        graph = self._graph(call)
+        graph.create_execution_plan(int(parts[1]), {getattr(knob_type, _KNOBS[knob]): value for knob, value in pairs})
+        graph.check_support()
+        return graph
+
     def _planned(self, call: str, name: str) -> Any:
         """A graph whose current plan is the one of that name; raises what the front end raises."""
-        if name not in self._proposals(call):
-            raise CudnnUnsupportedError(f"cuDNN proposes no plan {name!r}")
-        mode, index = self._proposals(call)[name]
-        graph = self._graph(call)
-        graph.create_execution_plans([mode])
-        graph.check_support()
+        if (proposal := self._proposals(call).get(name)) is None:
+            graph, index = self._named(call, name), 0
+        else:
+            mode, index = proposal
+            graph = self._graph(call)
+            graph.create_execution_plans([mode])
+            graph.check_support()
         graph.build_plan_at_index(index)
         return graph
 
     def _build(self, call: str, name: str, workspace_limit: float) -> BuiltPlan:
         problems = []
-        for candidate in (name,) if name else self._proposals(call):
+        for candidate in (name,) if name else self.names(call):
             try:
                 graph = self._planned(call, candidate)
                 workspace = int(graph.get_workspace_size())
