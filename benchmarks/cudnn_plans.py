@@ -153,7 +153,7 @@ class Row:
         xla.start()
         start = time.perf_counter()
         tried = self.device.names(self.text)
-        self.facts["proposed"] = [name for name in tried if name not in plans.UNPROPOSED]
+        self.facts["proposed"] = list(self.device._proposals(self.text))
         unbuilt = {}
         for name in dict.fromkeys((*tried, *(EVERY + SLICED if every else ()))):
             if time.perf_counter() - start > seconds:

@@ -235,14 +235,21 @@ def test_the_fallback_is_asked_where_no_heuristic_proposes_a_plan(
     assert asked == ["A", "B", "FALLBACK"]
 
 
-def test_kernels_that_heuristics_leave_out_come_first_where_cudnn_takes_them(fake: FakeCudnn) -> None:
-    first, _, last = plans.UNPROPOSED
-    fake.taken.update(int(name.rpartition("=")[2]) for name in (first, last))
+@pytest.mark.parametrize(("features", "first"), [(128, 41), (64, 28)])
+def test_kernels_that_heuristics_leave_out_come_first_where_cudnn_takes_them(
+    fake: FakeCudnn, features: int, first: int
+) -> None:
+    fake.taken.update((41, 28, 9))
+    text = call_text.encode(graph_call("1:[f8e4m3fn]conv();", features=features))
+    [second] = {41, 28} - {first}
     device = plans.DevicePlans(0)
-    assert device.names(TEXT) == (first, last, "eng0", "eng1", "eng2")
-    assert device.plan(TEXT).name == first
-    assert device.plan(TEXT, last).name == last
-    assert fake.log == [f"build {first}", f"build {last}"]
+    assert device.names(text) == (
+        *(f"eng4_k24={kernel}" for kernel in (first, second, 9)),
+        *("eng0", "eng1", "eng2"),
+    )
+    assert device.plan(text).name == f"eng4_k24={first}"
+    assert device.plan(text, "eng4_k24=9").name == "eng4_k24=9"
+    assert fake.log == [f"build eng4_k24={first}", "build eng4_k24=9"]
 
 
 def test_without_a_name_the_first_that_builds_is_taken(fake: FakeCudnn) -> None:

@@ -20,12 +20,16 @@ from typing import Any
 from xla_fp8.backends import call_text
 from xla_fp8.backends.cudnn import buffers, device_context, library, operation_graph, stopwatch
 from xla_fp8.backends.cudnn.errors import CudnnError, CudnnUnsupportedError
+from xla_fp8.backends.cudnn.geometry import Geometry
 from xla_fp8.backends.cudnn.operation_graph import one_line
 from xla_fp8.backends.progress import Progress
 
-UNPROPOSED = ("eng4_k24=41", "eng4_k24=28", "eng4_k24=29")
-"""Kernels that the heuristics of cuDNN 9.19.0 leave out, though they are the fastest (docs/benchmarks.md).
+_WIDE, _NARROW = "eng4_k24=41", "eng4_k24=28"
+UNPROPOSED = (_WIDE, _NARROW, "eng4_k24=29", "eng4_k24=43", "eng4_k24=55", "eng4_k24=9")
+"""Kernels that the heuristics of cuDNN 9.19.0 leave out or seldom propose, though one of them is the fastest.
 
+Of all kernels of its engines 2 and 4, on an H200, for 25 rows of convolution and epilogue, none was faster than the
+best of these by more than 1%; the best proposed one takes up to 2x as long (docs/benchmarks.md, "The cudnn backend").
 Their numbers are cuDNN's own. Another version may have other kernels there: those are tried and timed as any.
 """
 
@@ -71,15 +75,19 @@ class DevicePlans:
         """The plans to choose from for a call (`call_text.encode`): UNPROPOSED, then those that cuDNN proposes.
 
         Of the first what cuDNN takes for the call, of the others heuristics A, then B, or else the fallback engines;
-        each plan once. The order is a guess: cuDNN's first has been seen to take three times as long as its fourth.
+        each plan once. The order is a guess, of which the first took at most 1.61x the time of the best on those 25
+        rows; the first that cuDNN proposes took up to 3.4x.
 
         Raises:
             CudnnUnsupportedError: it proposes none.
         """
         with self._lock, device_context.current(self._ordinal):
             proposals = self._proposals(call)
-            taken = [name for name in UNPROPOSED if name not in proposals and self._takes(call, name)]
-            return (*taken, *proposals)
+            features = Geometry.of(call_text.decode(call)).output[1]
+            first = _NARROW if features % 128 else _WIDE
+            tried = [first, *(name for name in UNPROPOSED if name != first)]
+            taken = [name for name in tried if name in proposals or self._takes(call, name)]
+            return tuple(dict.fromkeys((*taken, *proposals)))
 
     def times(self, call: str, workspace_limit: float = math.inf) -> dict[str, float]:
         """Microseconds that each of `names` takes on the device, the fastest first; measured once.
