@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import re
 import subprocess
 import sys
@@ -17,6 +16,7 @@ import pytest
 from jax import export, lax
 
 import xla_fp8
+from tests.xla_options import environment
 from xla_fp8 import depthwise_conv
 
 Conv = Callable[..., jax.Array]
@@ -329,8 +329,7 @@ print("done")
 
 
 def test_over_several_devices_it_is_laxs_but_in_shards() -> None:
-    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
-        [sys.executable, "-c", MESHES], env=environment, capture_output=True, text=True, check=False, timeout=300
+        [sys.executable, "-c", MESHES], env=environment(8), capture_output=True, text=True, check=False, timeout=300
     )
     assert done.stdout == "done\n", done.stderr[-3000:]

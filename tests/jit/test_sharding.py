@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.xla_options import environment
 
 
 @pytest.mark.slow
@@ -22,7 +23,7 @@ def test_sharded_programs() -> None:
             "no:cacheprovider",
             str(Path(__file__).with_name("on_eight_devices.py")),
         ],
-        env={**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8"},
+        env=environment(8),
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,

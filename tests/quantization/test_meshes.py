@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
+
+from tests.xla_options import environment
 
 PROGRAM = """
 import functools
@@ -110,9 +111,8 @@ print("fine")
 
 
 def test_a_shared_state_sees_the_largest_amax_of_all_shards() -> None:
-    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, env=environment, timeout=600, check=False
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, env=environment(8), timeout=600, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert "fine" in done.stdout

@@ -18,6 +18,7 @@ from hypothesis.extra import numpy as hnp
 from jax import lax
 
 import xla_fp8
+from tests.xla_options import environment
 from xla_fp8.quantization.algorithms import Request, current_platform
 from xla_fp8.quantization.numerics import ScaleRule
 
@@ -340,9 +341,8 @@ print("fine")
 
 
 def test_a_sharded_tensor_has_one_amax() -> None:
-    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
-        [sys.executable, "-c", SHARDED], capture_output=True, text=True, env=environment, timeout=300, check=False
+        [sys.executable, "-c", SHARDED], capture_output=True, text=True, env=environment(4), timeout=300, check=False
     )
     assert done.stdout == "fine\n", done.stderr
 
@@ -417,8 +417,8 @@ import xla_fp8
 xla_fp8.quantize(jnp.ones((4, 4)))
 print("jax.experimental.pallas" in sys.modules)
 """
-    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=False)
+    on_a_cpu = os.environ | {"JAX_PLATFORMS": "cpu"}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=on_a_cpu, check=False)
     assert done.stdout == "False\n", done.stderr
 
 
