@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ import jax
 import pytest
 
 from tests.scripts import load_benchmark
+from tests.xla_options import environment
 from xla_fp8.backends.mosaic.backend import MosaicBackend
 from xla_fp8.target import Target
 
@@ -107,8 +107,7 @@ def test_the_bytes_of_an_epilogue_are_told_apart(bench: Any) -> None:
 def run(out: Path, *arguments: str) -> None:
     command = [sys.executable, "-m", "benchmarks.conv", *arguments, "--tiny", "--out", str(out), "--seconds", "300"]
     command += ["--workers", "1", "--kernel-workers", "1"]
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=ROOT, env=environment(1), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +16,7 @@ import numpy as np
 import pytest
 
 from tests.scripts import load_benchmark
+from tests.xla_options import environment
 from xla_fp8 import hlo
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -326,7 +326,7 @@ def test_rows_from_end_to_end(tmp_path: Path) -> None:
     """Two variants on a CPU, and one that is not to be compiled in time."""
     command = [sys.executable, "-m", "benchmarks.models", "run", "--tiny", "--out", str(tmp_path), "--seconds", "400"]
     command += ["--only", "resnet50 inference", "--variants", "bf16,auto", "--workers", "2", "--gpus", "0"]
-    subprocess.run(command, check=True, cwd=ROOT, env={**os.environ, "JAX_PLATFORMS": "cpu"}, timeout=500)
+    subprocess.run(command, check=True, cwd=ROOT, env=environment(1), timeout=500)
     content = json.loads((tmp_path / "results.json").read_text())
     assert set(content["rows"]) == {"resnet50 inference 2 bf16", "resnet50 inference 2 static/auto"}
     for facts in content["rows"].values():
