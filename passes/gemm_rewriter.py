@@ -142,6 +142,10 @@ class GemmRewriter(RewritePass):
             amax = computation.create(
                 "get-tuple-element", Shape("f32"), [fused], attributes={"index": str(number)}, metadata_from=aux
             )
+            if places.amax_factors:
+                scale = _product(computation, places.amax_factors)
+                size = computation.create("abs", scale.shape, [scale], metadata_from=aux)
+                amax = computation.create("multiply", scale.shape, [amax, size], metadata_from=aux)
             if aux.shape.element_type != "f32":
                 amax = computation.create("convert", aux.shape, [amax], metadata_from=aux)
             take_place(computation, aux, amax)

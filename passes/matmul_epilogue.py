@@ -53,6 +53,7 @@ class Places:
         operand_factors: scales behind the dot, to be multiplied with the operands'.
         matrix, bias, activation: as of `MatmulCall`.
         result_factors: scales of the result.
+        amax_factors: scales of the amax, behind the call.
     """
 
     operand_factors: tuple[Factor, ...] = ()
@@ -60,6 +61,7 @@ class Places:
     bias: Addend | None = None
     activation: str = ""
     result_factors: tuple[Factor, ...] = ()
+    amax_factors: tuple[Factor, ...] = ()
 
 
 class MatmulCapture(EpilogueCapture):
@@ -159,7 +161,10 @@ class MatmulCapture(EpilogueCapture):
     ) -> Places | Refusal:
         """Steps to places.
 
-        The scale of an FP8 result is what stands behind the amax, else behind the last addition or activation.
+        The scale of an FP8 result is what stands behind the last addition or activation. An amax of scaled values is
+        that of the values, scaled: a multiplication keeps the order of numbers, so these are the same bits. As a scale
+        of an operand it would be in front of the sums; and where jit leaves the call to XLA, XLA simplifies a scale of
+        1 away and then finds no FP8 matmul with an amax.
 
         Args:
             amax: behind how many steps the amax is taken; None where it is not.
@@ -172,13 +177,14 @@ class MatmulCapture(EpilogueCapture):
                 "has an amax that is not of the value in front of its own scale",
                 "take the amax behind the last addition or activation, and scale behind it",
             )
-        split = last if amax is None else amax
         places = Places()
         for number, (node, side) in enumerate(steps, 1):
             if node.op in _SCALES and isinstance(side, Scalar):
                 factor = Factor(side, node.op == "invscale")
-                if output.shape.is_fp8 and number > split:
+                if output.shape.is_fp8 and number > last:
                     places = dataclasses.replace(places, result_factors=(*places.result_factors, factor))
+                    if amax is not None and number <= amax:
+                        places = dataclasses.replace(places, amax_factors=places.result_factors)
                 elif places.matrix or places.bias or places.activation:
                     return Refusal.of(
                         "cublas-epilogue",

@@ -29,7 +29,8 @@ UNPROPOSED = (_WIDE, _NARROW, "eng4_k24=29", "eng4_k24=43", "eng4_k24=55", "eng4
 """Kernels that the heuristics of cuDNN 9.19.0 leave out or seldom propose, though one of them is the fastest.
 
 Of all kernels of its engines 2 and 4, on an H200, for 25 rows of convolution and epilogue, none was faster than the
-best of these by more than 1%; the best proposed one takes up to 2x as long (docs/benchmarks.md, "The cudnn backend").
+best of these by more than 1%; the best proposed one takes up to 1.44x as long (docs/benchmarks.md).
+
 Their numbers are cuDNN's own. Another version may have other kernels there: those are tried and timed as any.
 """
 
