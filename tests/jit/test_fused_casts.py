@@ -68,7 +68,7 @@ def fused(function: Any, *arguments: Any) -> list[FusedCast]:
     for equation in _equations(jax.make_jaxpr(xla_fp8.rewrite(function))(*arguments)):
         if equation.primitive is fused_cast_p:
             described = problem_of(equation.params["jaxpr"])
-            assert described is not None
+            assert not isinstance(described, No)
             if isinstance(described[0], FusedCast):
                 found.append(described[0])
     return found

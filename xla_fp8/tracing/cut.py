@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from xla_fp8 import _jax_compat
+from xla_fp8.backends.protocol import No
 from xla_fp8.tracing import relu_masks
 from xla_fp8.tracing.data_flow import DataFlow
 from xla_fp8.tracing.epilogues import within_graph
@@ -41,6 +42,10 @@ REGION = "xla_fp8_region"
 """How the name of the primitive starts that a region is an equation of."""
 
 
+LeaveCast = Callable[[Equation, str, Equation | None], None]
+"""Takes a cast to FP8, why no kernel computes it, in words, and the equation that is to blame where there is one."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Hooks:
     """What a cut does with what it finds.
@@ -52,8 +57,9 @@ class Hooks:
         refuse: told of each FP8 convolution or dot that must stay with JAX.
         make_quantization: as make_region, of quantizations.
         quantizes: whether a cast to FP8 is worth a region, where the amax of what it casts scales it.
-        make_fused_cast: as make_region, of a cast with the norm, activation or gate in front of it, or None where no
-            kernel computes it; None where there are no such kernels, and none that transpose operands of dots.
+        make_fused_cast: as make_region, of a cast with the norm, activation or gate in front of it, or why no kernel
+            computes it; None where there are no such kernels, and none that transpose operands of dots.
+        leave_cast: told of each cast to FP8 that is in no kernel and in no graph; None where nobody asks.
     """
 
     make_region: Callable[[Jaxpr, list[Any], list[Any], Equation], Equation]
@@ -61,7 +67,8 @@ class Hooks:
     refuse: Callable[[Equation], None]
     make_quantization: Callable[[Jaxpr, list[Any], list[Any], Equation], Equation]
     quantizes: Callable[[Equation], bool]
-    make_fused_cast: Callable[[Jaxpr, list[Any], list[Any], Equation], Equation | None] | None
+    make_fused_cast: Callable[[Jaxpr, list[Any], list[Any], Equation], Equation | No] | None
+    leave_cast: LeaveCast | None = None
 
 
 def cut(jaxpr: Jaxpr, hooks: Hooks) -> Jaxpr:
@@ -77,7 +84,8 @@ def cut(jaxpr: Jaxpr, hooks: Hooks) -> Jaxpr:
         for equation in _without_unused(inlined, outvars)  # vjp leaves primal convolutions behind that nobody reads
     ]
     if hooks.make_fused_cast is not None:
-        equations = with_transposed_operands(_with_fused_casts(equations, outvars, hooks.make_fused_cast))
+        fused = _with_fused_casts(equations, outvars, hooks.make_fused_cast, hooks.leave_cast)
+        equations = with_transposed_operands(fused)
     flow = DataFlow(equations)
     seeds = _seeds(flow)
     for i, equation in enumerate(equations):
@@ -101,7 +109,8 @@ def _seeds(flow: DataFlow) -> list[int]:
 def _with_fused_casts(
     equations: list[Equation],
     outvars: Sequence[Any],
-    make: Callable[[Jaxpr, list[Any], list[Any], Equation], Equation | None],
+    make: Callable[[Jaxpr, list[Any], list[Any], Equation], Equation | No],
+    leave: LeaveCast | None,
 ) -> list[Equation]:
     """The equations with casts replaced that kernels compute with what is in front of them.
 
@@ -114,8 +123,10 @@ def _with_fused_casts(
     seeds = _seeds(flow)
     regions = _convex_groups(flow, _members(flow, seeds), seeds)
     taken = {index for region in regions for index in within_graph(flow, outvars, region)}
+    found = fused_casts(flow, outvars, taken)
+    left = [(c.equation, c.reason, None if c.blame is None else equations[c.blame]) for c in found.unfused]
     made = []
-    for group in fused_casts(flow, outvars, taken):
+    for group in found.groups:
         own = [equations[i] for i in group.equations]
         inside = {variable for equation in own for variable in equation.outvars}
         read = variables(atom for equation in own for atom in equation.invars)
@@ -123,9 +134,21 @@ def _with_fused_casts(
         outputs = list(group.results)
         closed = _jax_compat.close_equations(inputs, outputs, own, REGION)
         kernel = make(closed, inputs, outputs, own[-1])
-        if kernel is not None:
+        if isinstance(kernel, No):
+            left += [(i, kernel.reason, None) for i in group.equations if is_cast(equations[i])]
+        else:
             made.append(kernel)
-    return _without_unused(_with_kernels(equations, made), outvars)
+    changed = _with_kernels(equations, made)
+    placed = set(map(id, changed))
+    for kernel in made:
+        if id(kernel) not in placed:
+            why = "by way of other kernels its own would read what is made of its results"
+            casts = (i for i in map(flow.producer.__getitem__, kernel.outvars) if is_cast(equations[i]))
+            left += [(i, why, None) for i in casts]
+    if leave is not None:
+        for index, reason, blame in sorted(left, key=lambda cast: cast[0]):
+            leave(equations[index], reason, blame)
+    return _without_unused(changed, outvars)
 
 
 def _with_kernels(equations: Sequence[Equation], made: Sequence[Equation]) -> list[Equation]:

@@ -17,10 +17,11 @@ from jax.extend import core
 from jax.interpreters import ad, batching
 
 from xla_fp8 import _jax_compat
+from xla_fp8.backends.protocol import No
 from xla_fp8.backends.quantize import choice
 from xla_fp8.backends.registry import backends_for, platform_name
 from xla_fp8.hlo.garbage import collection_paused
-from xla_fp8.tracing.cut import REGION, Hooks, cut
+from xla_fp8.tracing.cut import REGION, Hooks, LeaveCast, cut
 from xla_fp8.tracing.equations import CONTRACTIONS, Equation, Jaxpr, why_not_plain
 from xla_fp8.tracing.errors import FallbackWarning, NotRewrittenError
 from xla_fp8.tracing.fused_cast_problem import problem_of
@@ -32,15 +33,20 @@ region_p = core.Primitive(REGION)
 opaque_region_p = core.Primitive(f"{REGION}_opaque")
 """A region that may hold kernels: lowering must know the devices to partition those, so an AbstractMesh will not do."""
 fused_cast_p = core.Primitive(f"{REGION}_fused_cast")
-"""A cast to FP8 with what is in front of it, for which there is a kernel; it goes through no HLO text."""
+"""What a kernel of fused casts computes, in training also tensors and sums without a cast; it goes through no HLO
+text."""
 
 
 def is_region(equation: Equation) -> bool:
     return equation.primitive in (region_p, opaque_region_p)
 
 
-def cut_jaxpr(jaxpr: Jaxpr, options: Options) -> Jaxpr:
-    """`jaxpr` with its FP8 chains in regions, open or closed as it was; itself where it has none."""
+def cut_jaxpr(jaxpr: Jaxpr, options: Options, leave_cast: LeaveCast | None = None) -> Jaxpr:
+    """`jaxpr` with its FP8 chains in regions, open or closed as it was; itself where it has none.
+
+    Args:
+        leave_cast: told of each cast to FP8 that gets no kernel where fused casts have some, and why.
+    """
 
     platform = platform_name(jax.default_backend())
     backends = backends_for(options.backend, platform)
@@ -73,9 +79,10 @@ def cut_jaxpr(jaxpr: Jaxpr, options: Options) -> Jaxpr:
 
     casts = Family()
 
-    def make_fused_cast(closed: Jaxpr, inputs: list[Any], outputs: list[Any], source: Equation) -> Equation | None:
-        if problem_of(closed) is None:
-            return None
+    def make_fused_cast(closed: Jaxpr, inputs: list[Any], outputs: list[Any], source: Equation) -> Equation | No:
+        found = problem_of(closed)
+        if isinstance(found, No):
+            return found
         params = {"jaxpr": casts.add(closed), "options": options, "family": casts}
         return core.new_jaxpr_eqn(
             inputs, outputs, fused_cast_p, params, core.no_effects, source.source_info, source.ctx
@@ -84,7 +91,8 @@ def cut_jaxpr(jaxpr: Jaxpr, options: Options) -> Jaxpr:
     fuses = options.takes_fused_casts and choice.takes_fused(platform)
     make_quantization = functools.partial(make_region, options=options.of_quantizations)
     rules = functools.partial(_with_cut_rules, options=options)
-    hooks = Hooks(make_region, rules, refuse, make_quantization, quantizes, make_fused_cast if fuses else None)
+    make_cast = make_fused_cast if fuses else None
+    hooks = Hooks(make_region, rules, refuse, make_quantization, quantizes, make_cast, leave_cast)
     return cut(jaxpr, hooks)
 
 

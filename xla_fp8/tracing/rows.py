@@ -48,7 +48,10 @@ class Rows:
 
     @staticmethod
     def summed_by(equation: Equation) -> Rows | None:
-        """Those that an equation adds up, to a number for each column; None where it does something else."""
+        """The rows whose sum an equation makes, to a number for each column; None where it does something else.
+
+        Of its operand as many leading dimensions are the rows as it adds up, and all others the columns.
+        """
         if equation.primitive.name != "reduce_sum":
             return None
         shape, leading = equation.invars[0].aval.shape, len(equation.params["axes"])
