@@ -13,6 +13,7 @@ import pytest
 from jax.extend import core
 
 import xla_fp8
+import xla_fp8.tracing.lowering  # by which regions run
 from tests.backends.quantize.test_lowering import lowered
 from tests.fused_casts import (
     BF16,

@@ -216,7 +216,7 @@ class _Translation:
         groups = {self.rows.groups_of_sum(equation) for equation in sums}
         found = groups.pop() if len(groups) == 1 else None
         if found is None:
-            raise RegionError("it adds up groups of columns of several sizes")
+            raise RegionError("the columns that it adds up are no groups of one size")
         summed = [equation.invars[0] for equation in sums]
         nodes = self._nodes()
         nodes.add_all(self._computing(summed, ()))

@@ -23,7 +23,7 @@ def why_not_computed(members: Members, index: int) -> str | None:
     if equation.effects or _jax_compat.has_own_context(equation):
         return "which stays as it is: it has effects, or stands under compute_on or set_xla_metadata"
     if not is_operand(equation.outvars[0]):
-        return f"whose type kernels do not compute: {_type_of(equation.outvars[0])}"
+        return f"whose type kernels do not compute: {type_of(equation.outvars[0])}"
     if len(equation.outvars) > 1 and name != "split":  # a custom_jvp_call
         return "which has several results"
     if name in ("split", "slice"):
@@ -35,7 +35,7 @@ def why_not_computed(members: Members, index: int) -> str | None:
         return None
     others = [atom for atom in equation.invars if not is_operand(atom)]
     if others:
-        return f"which reads what kernels do not: {_type_of(others[0])}"
+        return f"which reads what kernels do not: {type_of(others[0])}"
     if index in members.summed and spread in ("row", "column", "group"):
         return "which is a statistic of statistics: XLA makes the inner ones"
     if name in problems.REDUCTIONS and not is_reshape(equation):
@@ -73,7 +73,7 @@ def why_not_readable(members: Members, atom: Any, reader: int | None = None) -> 
     if producer is None or not members.flow.chain[producer] or atom in program.made:
         if is_narrow:
             return None
-        return Reason(f"it reads {_type_of(atom)}, and kernels read tensors of 16 bits", producer)
+        return Reason(f"it reads {type_of(atom)}, and kernels read tensors of 16 bits", producer)
     name = members.equation(producer).primitive.name
     if name in _MOVES:
         return Reason(f"it reads the result of a {name}, which XLA fuses", producer)
@@ -89,6 +89,6 @@ def _has_other_readers(members: Members, index: int, reader: int | None) -> bool
     return is_given or any(other != reader for other in members.readers_outside(index))
 
 
-def _type_of(atom: Any) -> str:
+def type_of(atom: Any) -> str:
     short: str = atom.aval.str_short(short_dtypes=True)
     return short

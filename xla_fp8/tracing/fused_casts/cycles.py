@@ -41,15 +41,16 @@ def reaches(members: Members, outside: Iterable[int]) -> bool:
 def would_read_own_results(members: Members) -> bool:
     """Whether the group, as it is, reads its results or what others make of them.
 
-    Itself it may only read tensors and numbers of rows, which a program has whole.
+    Of its own results a kernel reads tensors, and numbers of rows, of which each of its programs has what it needs.
+    Sums and amaxes are of all rows: of them a program has only a part.
     """
     flow, rows = members.flow, members.rows
-    of_many_rows = [
+    of_all_rows = [
         result
         for result in members.results
         if element_count(result) < rows.size and not members.is_sum_of_row(flow.producer[result])
     ]
-    readers = {reader for result in of_many_rows for reader in flow.consumers.get(result, ())}
+    readers = {reader for result in of_all_rows for reader in flow.consumers.get(result, ())}
     return not readers.isdisjoint(members.computed) or reaches(members, members.readers_of_results())
 
 
