@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from xla_fp8.report.pictures import Modules
-from xla_fp8.report.report import Entry, PassTiming, Report
+from xla_fp8.report.report import Cast, Entry, PassTiming, Report
 
-__all__ = ["Entry", "Modules", "PassTiming", "Report"]
+__all__ = ["Cast", "Entry", "Modules", "PassTiming", "Report"]

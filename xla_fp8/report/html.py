@@ -11,7 +11,7 @@ import dataclasses
 import hashlib
 import html
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from xla_fp8.graph.pictures import Box, BoxKind, Flow
 from xla_fp8.graph.svg import Link, svg
@@ -97,7 +97,17 @@ class _Body:
         if len(self.entries) > _MOST_PICTURES:
             parts.append(f'<p class="note">The first {_MOST_PICTURES} entries have pictures.</p>\n')
         parts += [self._entry(number) for number in range(len(self.entries))]
+        parts += self._casts()
         return "".join(parts)
+
+    def _casts(self) -> Iterator[str]:
+        if not self.report.casts:
+            return
+        yield f'<p class="note">{html.escape(self.report.casts_note)}</p>\n<ul>\n'
+        for reason, casts in self.report.left_casts.items():
+            places = dict.fromkeys(cast.source or cast.types[0] for cast in casts)
+            yield f"<li>{len(casts)} left to XLA ({html.escape(', '.join(places))}): {html.escape(reason)}</li>\n"
+        yield "</ul>\n"
 
     def _id(self, number: int) -> str:
         return f"{self.prefix}e{number}"

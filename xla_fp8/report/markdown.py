@@ -33,6 +33,13 @@ def render(report: Report, *, everything: bool) -> str:
             columns = (*columns, "reason", "advice")
             rest = [(*row, _cell(e.reason), _cell(e.advice)) for row, e in zip(rest, others, strict=True)]
         parts.append("### Without FP8 operands\n\n" + _table(columns, rest))
+    if report.casts:
+        left = [
+            (str(len(casts)), _cell(reason), ", ".join(dict.fromkeys(_code(c.source or c.types[0]) for c in casts)))
+            for reason, casts in report.left_casts.items()
+        ]
+        table = "\n\n" + _table(("left to XLA", "reason", "source"), left) if left else ""
+        parts.append(f"### Casts to FP8\n\n{_cell(report.casts_note)}.{table}")
     return "\n\n".join(parts) + "\n"
 
 

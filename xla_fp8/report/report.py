@@ -46,6 +46,33 @@ class Entry:
         return dataclasses.asdict(self)
 
 
+@dataclasses.dataclass(frozen=True)
+class Cast:
+    """What became of one cast to FP8 of a function that runs on a Hopper GPU.
+
+    Attributes:
+        types: of the cast's result, "f8e4m3fn[16,4096,320]"; of all that a kernel gives. In training a kernel may give
+            other tensors and sums alone.
+        source: the user's "file.py:42", or None.
+        operations: how many equations the kernel computes, the cast among them; 0 where there is no kernel.
+        reason: why there is none, so that XLA computes it; "" where there is one.
+    """
+
+    types: tuple[str, ...]
+    source: str | None
+    operations: int = 0
+    reason: str = ""
+
+    @property
+    def is_fp8(self) -> bool:
+        """Whether an FP8 tensor is among what it gives."""
+        return any(type_.startswith("f8") for type_ in self.types)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields, as JSON holds them."""
+        return dataclasses.asdict(self)
+
+
 def readable(size: int) -> str:
     """Bytes to three digits: "6.42 MB"."""
     for unit, bytes_ in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
@@ -73,6 +100,7 @@ class Report:
         timings: one a pass, in order.
         target: what the passes assumed of the device.
         has_metadata: whether any instruction of the module had metadata (source lines need it).
+        casts: to FP8, in program order, and what other kernels beside them compute; of a function on a Hopper GPU.
     """
 
     rewritten: list[Entry] = dataclasses.field(default_factory=list)
@@ -81,6 +109,7 @@ class Report:
     timings: list[PassTiming] = dataclasses.field(default_factory=list)
     target: str = ""
     has_metadata: bool = True
+    casts: list[Cast] = dataclasses.field(default_factory=list)
 
     @property
     def refused_fp8(self) -> list[Entry]:
@@ -113,6 +142,26 @@ class Report:
         return f"saves {readable(self.saved_bytes)} of memory traffic: results that are no longer written and read back"
 
     @property
+    def casts_note(self) -> str:
+        """How many casts have kernels, as a sentence; "" where none is known."""
+        if not self.casts:
+            return ""
+        fused = sum(cast.is_fp8 for cast in self.casts if cast.operations)
+        others = sum(not cast.is_fp8 for cast in self.casts)
+        left = sum(not cast.operations for cast in self.casts)
+        more = f" (and {others} of other tensors and sums)" if others else ""
+        return f"casts to FP8: {fused} by kernels with what is in front of them{more}, {left} left to XLA"
+
+    @property
+    def left_casts(self) -> dict[str, list[Cast]]:
+        """The casts that XLA computes, by reason, in program order."""
+        found: dict[str, list[Cast]] = {}
+        for cast in self.casts:
+            if cast.reason:
+                found.setdefault(cast.reason, []).append(cast)
+        return found
+
+    @property
     def metadata_note(self) -> str:
         """Why there are no source lines and how to get them; "" where the module has metadata."""
         if self.has_metadata:
@@ -123,11 +172,13 @@ class Report:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """`{"rewritten": [...], "refused": [...]}`, each entry a dict with the fields of `Entry`."""
-        return {
+        """`{"rewritten": [...], "refused": [...]}`, each entry a dict with the fields of `Entry`; where there are casts
+        also "casts", with the fields of `Cast`."""
+        found = {
             "rewritten": [entry.to_dict() for entry in self.rewritten],
             "refused": [entry.to_dict() for entry in self.refused],
         }
+        return found | ({"casts": [cast.to_dict() for cast in self.casts]} if self.casts else {})
 
     def to_json(self) -> str:
         """`to_dict` as JSON."""

@@ -11,7 +11,7 @@ refused    conv.7  model.py:57  no clamp before the convert to f8e4m3fn
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from xla_fp8.report.report import Entry, Report
 
@@ -21,6 +21,7 @@ ROLES = ("rewritten", "refused", "not FP8", "advice", "graph", "note", "summary"
 """What `paint` is told about a text: the kind of entry it stands for, or its part in one."""
 
 _LABEL_WIDTH = max(map(len, ROLES[:3])) + 2
+_MOST_PLACES = 3  # of one reason
 _MAX_COLUMN = 48  # a longer name pushes its own line, not everybody's
 
 
@@ -44,6 +45,8 @@ def render(report: Report, *, everything: bool, width: int | None, paint: Paint)
     parts = ["\n".join(group) for group in groups if group]
     if not entries:
         parts.append("no convolutions and no dots")
+    if report.casts:
+        parts.append("\n".join(_casts(report, everything, width, paint)))
     target = f"; target {report.target}" if report.target else ""
     ending = paint(report.summary, "summary") + target
     if report.metadata_note and entries:
@@ -85,6 +88,20 @@ def _entry(
     if advise and entry.advice:
         lines.append(_wrapped(f"advice: {entry.advice}", indent, width, paint, "advice"))
     return "\n".join(lines)
+
+
+def _casts(report: Report, everything: bool, width: int | None, paint: Paint) -> Iterator[str]:
+    """What is left to XLA, by reason, and the kernels where everything is asked for."""
+    yield paint(report.casts_note, "summary")
+    for cast in report.casts if everything else ():
+        if cast.operations:
+            gives = f"{cast.source or '-'}: {cast.operations} operations give {', '.join(cast.types)}"
+            yield _wrapped(gives, "  ", width, paint, "")
+    for reason, casts in report.left_casts.items():
+        where = list(dict.fromkeys(cast.source or cast.types[0] for cast in casts))
+        shown = where if everything else where[:_MOST_PLACES]
+        more = f" and {len(where) - len(shown)} more places" if len(where) > len(shown) else ""
+        yield _wrapped(f"{len(casts)} left to XLA ({', '.join(shown)}{more}): {reason}", "  ", width, paint, "")
 
 
 def _wrapped(text: str, indent: str, width: int | None, paint: Paint, role: str) -> str:

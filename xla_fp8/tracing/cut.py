@@ -84,7 +84,7 @@ def cut(jaxpr: Jaxpr, hooks: Hooks) -> Jaxpr:
         for equation in _without_unused(inlined, outvars)  # vjp leaves primal convolutions behind that nobody reads
     ]
     if hooks.make_fused_cast is not None:
-        fused = _with_fused_casts(equations, outvars, hooks.make_fused_cast, hooks.leave_cast)
+        fused = with_fused_casts(equations, outvars, hooks.make_fused_cast, hooks.leave_cast)
         equations = with_transposed_operands(fused)
     flow = DataFlow(equations)
     seeds = _seeds(flow)
@@ -106,7 +106,7 @@ def _seeds(flow: DataFlow) -> list[int]:
     return [i for i, equation in enumerate(flow.equations) if flow.is_seed(i) and is_plain(equation)]
 
 
-def _with_fused_casts(
+def with_fused_casts(
     equations: list[Equation],
     outvars: Sequence[Any],
     make: Callable[[Jaxpr, list[Any], list[Any], Equation], Equation | No],
@@ -114,7 +114,8 @@ def _with_fused_casts(
 ) -> list[Equation]:
     """The equations with casts replaced that kernels compute with what is in front of them.
 
-    Before regions are made, which end there: one that began the norm would write what it made of the tensor in f32.
+    `make` and `leave` are as in `Hooks`. This comes before regions are made, which end there: one that began the norm
+    would write what it made of the tensor in f32.
     """
     if not any(map(is_cast, equations)) or not all(map(has_static_shapes, equations)):
         return equations

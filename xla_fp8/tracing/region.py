@@ -41,6 +41,17 @@ def is_region(equation: Equation) -> bool:
     return equation.primitive in (region_p, opaque_region_p)
 
 
+def make_fused_cast(
+    options: Options, family: Family, closed: Jaxpr, inputs: list[Any], outputs: list[Any], source: Equation
+) -> Equation | No:
+    """The equation of a kernel, or why no kernel computes `closed`; see `xla_fp8.tracing.cut.Hooks`."""
+    found = problem_of(closed)
+    if isinstance(found, No):
+        return found
+    params = {"jaxpr": family.add(closed), "options": options, "family": family}
+    return core.new_jaxpr_eqn(inputs, outputs, fused_cast_p, params, core.no_effects, source.source_info, source.ctx)
+
+
 def cut_jaxpr(jaxpr: Jaxpr, options: Options, leave_cast: LeaveCast | None = None) -> Jaxpr:
     """`jaxpr` with its FP8 chains in regions, open or closed as it was; itself where it has none.
 
@@ -77,21 +88,10 @@ def cut_jaxpr(jaxpr: Jaxpr, options: Options, leave_cast: LeaveCast | None = Non
         size = max(math.prod(variable.aval.shape) for variable in equation.outvars)
         return options.takes_quantizations and choice.takes_dynamic(size, platform)
 
-    casts = Family()
-
-    def make_fused_cast(closed: Jaxpr, inputs: list[Any], outputs: list[Any], source: Equation) -> Equation | No:
-        found = problem_of(closed)
-        if isinstance(found, No):
-            return found
-        params = {"jaxpr": casts.add(closed), "options": options, "family": casts}
-        return core.new_jaxpr_eqn(
-            inputs, outputs, fused_cast_p, params, core.no_effects, source.source_info, source.ctx
-        )
-
     fuses = options.takes_fused_casts and choice.takes_fused(platform)
     make_quantization = functools.partial(make_region, options=options.of_quantizations)
     rules = functools.partial(_with_cut_rules, options=options)
-    make_cast = make_fused_cast if fuses else None
+    make_cast = functools.partial(make_fused_cast, options, Family()) if fuses else None
     hooks = Hooks(make_region, rules, refuse, make_quantization, quantizes, make_cast, leave_cast)
     return cut(jaxpr, hooks)
 

@@ -18,6 +18,7 @@ from xla_fp8.graph import FP8_TYPES, Graph, GraphError
 from xla_fp8.report import Entry, PassTiming, Report
 from xla_fp8.target import Target
 from xla_fp8.tracing import implementation
+from xla_fp8.tracing.cast_reporting import casts_of
 from xla_fp8.tracing.ends import Ends
 from xla_fp8.tracing.equations import (
     CARRIERS,
@@ -46,14 +47,21 @@ _DEQUANTIZE_BESIDE = (
 )
 
 
-def report_of(jaxpr: Jaxpr, options: Options, platform: str | None = None) -> Report:
-    """What becomes of each convolution and dot of a jaxpr that has been cut, in program order.
+def report_of(
+    jaxpr: Jaxpr, options: Options, platform: str | None = None, *, only_contractions: bool = False
+) -> Report:
+    """What becomes of each convolution, dot and cast to FP8 of a jaxpr that has been cut, in program order.
 
     Args:
         platform: what to lower for; JAX's default where None.
+        only_contractions: leaves casts out.
     """
     platform = platform or jax.default_backend()
-    walk = _Walk(Report(target=str(options.target or Target.default())), platform_name(platform))
+    walk = _Walk(
+        Report(target=str(options.target or Target.default())),
+        platform_name(platform),
+        None if only_contractions else options,
+    )
     walk.collect(jaxpr, {}, "")
     return walk.report
 
@@ -83,12 +91,14 @@ def check_strict(report: Report) -> None:
 class _Walk:
     """A walk over the equations of a jaxpr, which adds to a report.
 
-    Names count over the whole report: each region has a conv_general_dilated.1 of its own.
+    Names count over the whole report: each region has a conv_general_dilated.1 of its own. `casts` are the options that
+    casts were looked for with; None leaves them out.
     """
 
-    def __init__(self, report: Report, platform: str) -> None:
+    def __init__(self, report: Report, platform: str, casts: Options | None) -> None:
         self.report = report
         self.platform = platform
+        self.casts = casts
         self.names: Counter[str] = Counter()
 
     def collect(self, jaxpr: Jaxpr, fed: Mapping[Variable, str], inside: str) -> list[str | None]:
@@ -102,6 +112,8 @@ class _Walk:
             For each output that is a dequantized FP8 tensor, where it is dequantized.
         """
         inner = _jax_compat.open_jaxpr(jaxpr)
+        if self.casts is not None and not inside:
+            self.report.casts += casts_of(jaxpr, self.casts, self.platform)
         ends = Ends(inner.eqns)
         origins = {**dict.fromkeys(filter(_is_fp8, (*inner.constvars, *inner.invars)), ""), **fed}
         for equation in inner.eqns:
