@@ -11,6 +11,7 @@ They are plain JAX: without `xla_fp8.jit` they compute the same, unfused.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -19,6 +20,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.typing import ArrayLike, DTypeLike
+
+from xla_fp8 import _jax_compat
+
+# Dumps name the line on which a function of this package is called, not ours.
+_jax_compat.hide_from_sources(str(Path(__file__).parent))
 
 FP8_DTYPES = (jnp.dtype(jnp.float8_e4m3fn), jnp.dtype(jnp.float8_e5m2))
 

@@ -242,7 +242,8 @@ class Dot(Contraction):
         (left, right), (_, right_batch) = self.arguments["dimension_numbers"]
         inputs = math.prod(lhs.shape[dimension] for dimension in left)
         elements, weights = math.prod(lhs.shape), math.prod(rhs.shape)
-        outputs = weights // math.prod(rhs.shape[dimension] for dimension in (*right, *right_batch))
+        summed = (*right, *right_batch)
+        outputs = math.prod(size for dimension, size in enumerate(rhs.shape) if dimension not in summed)
         result = elements // max(1, inputs) * outputs
         return Size(2 * elements * outputs, inputs, outputs, elements + result, weights)
 
@@ -250,6 +251,8 @@ class Dot(Contraction):
         return tuple(self.arguments["dimension_numbers"][0][1])
 
     def along_output(self, factors: jax.Array, ndim: int) -> jax.Array:
+        if factors.ndim == 0:  # of a weight without output channels
+            return factors
         # The result's dimensions: batch, the free ones of lhs, those of rhs.
         (_, contracted), (_, batch) = self.arguments["dimension_numbers"]
         free = [d for d in range(factors.ndim) if d not in (*contracted, *batch)]

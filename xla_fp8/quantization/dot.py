@@ -72,7 +72,9 @@ def dot_general(
         rhs = rhs.dequantize(_wide(lhs)) if right else jnp.asarray(rhs)
         y = lax.dot_general(lhs, rhs, dimension_numbers, precision, preferred_element_type)
     result = _cast(y, out_scale, out_dtype)
-    return (result, jnp.max(jnp.abs(y)).astype(jnp.float32)) if return_amax else result
+    if not return_amax:
+        return result
+    return result, jnp.max(jnp.abs(y)).astype(jnp.float32) if y.size else jnp.float32(0)
 
 
 def _wide(array: ArrayLike) -> Any:

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import export
 from jax.typing import DTypeLike
 
 from xla_fp8.functions import FP8_DTYPES
@@ -206,6 +207,15 @@ class Float8(Operators):
         if copy is None:
             raise QuantizationError("a Float8 without data: give data, transposed, or both")
         return copy
+
+
+export.register_pytree_node_serialization(
+    Float8,
+    serialized_name="xla_fp8.Float8",
+    serialize_auxdata=lambda _: b"",  # all of its fields are children
+    deserialize_auxdata=lambda _: (),
+    from_children=lambda _, children: Float8(*children),
+)
 
 
 def _short(scale: Any) -> str:

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from xla_fp8.functions import FP8_DTYPES
 from xla_fp8.quantization.numerics import WIDE_DTYPES
 
 _OTHERS = (jax.Array, np.ndarray, np.generic, int, float, complex)
@@ -55,6 +56,8 @@ class Operators:
         if not isinstance(other, _OTHERS):
             return None
         dtype = getattr(other, "dtype", None)
+        if dtype in FP8_DTYPES:  # JAX promotes these with no other type
+            other = jnp.asarray(other, jnp.float32)
         return self.dequantize(dtype if dtype in WIDE_DTYPES else jnp.float32), other
 
     __array_ufunc__ = None  # a NumPy array on the left leaves the operator to this class
