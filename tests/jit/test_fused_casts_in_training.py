@@ -13,6 +13,7 @@ from jax.extend import core
 
 import xla_fp8
 from tests.fused_casts import Array, normal
+from tests.sampling import sampled
 from tests.training_steps import PROGRAMS, assert_kernels_compute_what_a_step_means, kernels, rewritten, step_of
 from xla_fp8.backends.fused_cast import kernel, statistics
 from xla_fp8.backends.fused_cast.problem import FusedCast, Statistics
@@ -56,7 +57,7 @@ def test_kinds_of_results(name: str) -> None:
     assert [results_of(found[0]) for found in problems if not isinstance(found, No)] == PROGRAMS[name][2]
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", sampled(PROGRAMS, 3))
 def test_the_kernels_compute_what_the_step_means(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By Pallas' interpreter."""
     monkeypatch.setattr(kernel, "run", functools.partial(kernel.run, interpret=True))
