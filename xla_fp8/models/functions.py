@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from xla_fp8 import _jax_compat
-from xla_fp8.models.contraction import Contraction, Kind, abstract
+from xla_fp8.models.contraction import Contraction, Kind
 from xla_fp8.models.errors import ModelError
 from xla_fp8.models.injection import contraction_of
 from xla_fp8.models.operators import Operator, State, leaves_alone
@@ -229,6 +229,7 @@ class _Evaluation:
         if isinstance(body, (tuple, list)):
             return type(body)(self._converted(one, path, numbers) for one in body)
         here = (*path, next(numbers))
+        # As they are: with sharding, the mesh axes over which they vary, and those of references.
         avals = [variable.aval for variable in _jax_compat.open_jaxpr(body).invars]
-        shapes = [abstract(a.shape, a.dtype, weak_type=a.weak_type) for a in avals]
-        return _jax_compat.like_jaxpr(jax.make_jaxpr(lambda *values: self.of(body, values, here))(*shapes), body)
+        made = _jax_compat.trace(lambda *values: self.of(body, values, here), avals, "converted")
+        return _jax_compat.like_jaxpr(made, body)
