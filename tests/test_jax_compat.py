@@ -585,3 +585,11 @@ def test_what_is_lowered_knows_whether_it_spans_devices() -> None:
     ):
         jax.jit(function).trace(sharded).lower(lowering_platforms=("cpu",))
     assert seen == [False, True, False]
+
+
+def test_inputs_in_use() -> None:
+    def function(x: jax.Array, y: jax.Array, z: jax.Array) -> jax.Array:
+        jnp.sin(z)
+        return jax.lax.scan(lambda carry, _: (carry * y, None), x, None, 2)[0]
+
+    assert _jax_compat.inputs_in_use(jax.make_jaxpr(function)(1.0, 2.0, 3.0)) == [True, True, False]

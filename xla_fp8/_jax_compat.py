@@ -623,6 +623,16 @@ def _is_plain_type(aval: Any) -> bool:
     return bool(aval == jax.core.ShapedArray(aval.shape, aval.dtype, weak_type=aval.weak_type))
 
 
+def inputs_in_use(closed: Any) -> list[bool]:
+    """For each input of a ClosedJaxpr whether an output or an effect depends on it.
+
+    Loops and branches are looked into where JAX has a rule to drop dead code in them; else all their inputs count.
+    """
+    inner = open_jaxpr(closed)
+    _, used = _private("jax._src.interpreters.partial_eval", "dce_jaxpr")(inner, [True] * len(inner.outvars))
+    return list(used)
+
+
 def jvp_of_jaxpr(jaxpr: Any, nonzeros: Sequence[bool]) -> tuple[Any, list[bool]]:
     """The jaxpr of (primals, tangents of those inputs that `nonzeros` names) → (outputs, their nonzero tangents).
 

@@ -19,6 +19,7 @@ from xla_fp8.models.framework import framework_of
 from xla_fp8.models.functions import ConvertedFunction
 from xla_fp8.models.operators import Infer, Operator, State, StaticScales, Wide, call_size, quantized_weight
 from xla_fp8.models.plan import Filter, Layer, Plan, filter_of, not_run
+from xla_fp8.models.reads import READ_ELSEWHERE, Samples, read_by_calls
 from xla_fp8.models.recipe import Recipe
 from xla_fp8.quantization.numerics import WIDE_DTYPES, ScaleRule, amax_of, with_margin
 
@@ -60,13 +61,20 @@ def calibrate(
     call = call_with(variables, framework, call, "calibrate(model, batches, variables=variables)")
     if framework is not None and is_calibrated(model, framework):
         raise ModelError("the model was calibrated: its weights are FP8. Calibrate the one that it was made of")
-    seen = seen_by_layers(model, batches, call)
+    samples = Samples(batches)
+    seen = seen_by_layers(model, samples, call)
     known = {} if framework is None or is_linen else {layer.name: layer for layer in framework.layers(model)}
     holder = variables if is_linen else model
     layers = [layer.of(known.get(name)) for name, layer in seen.items()]
     if framework is not None:
         read_elsewhere = framework.read_elsewhere(holder)
         layers = [_kept_in_fp8(layer, seen[layer.name], framework, holder, read_elsewhere) for layer in layers]
+    if framework is not None and not is_linen:
+        free = [layer.name for layer in layers if not layer.obstacle]
+        reasons = read_by_calls(model, free, samples.kept, call, framework)
+        layers = [
+            dataclasses.replace(layer, obstacle=layer.obstacle or reasons.get(layer.name, "")) for layer in layers
+        ]
     plan = Plan(recipe, filter_of(filter))([*layers, *not_run(known, seen, "the batches do not run it")])
     operators: dict[str, Operator] = {
         name: operator if isinstance(operator, Wide) else Infer(name, recipe) for name, operator in plan.items()
@@ -161,7 +169,7 @@ def _kept_in_fp8(layer: Layer, seen: Seen, framework: Any, holder: Any, read_els
     elif seen.inside:
         obstacle = f"fixed scales do not reach into {seen.inside}"
     elif layer.name in read_elsewhere:
-        obstacle = "something else reads its weight too, and would read FP8 without a scale"
+        obstacle = READ_ELSEWHERE
     elif any(bits != int(_bits(weight.astype(dtype))) for dtype, bits in seen.weights):
         obstacle = "something (WeightNorm, SpectralNorm) changes its weight before it is multiplied with"
     return dataclasses.replace(layer, obstacle=layer.obstacle or obstacle)

@@ -138,6 +138,15 @@ def read_elsewhere(model: eqx.Module) -> set[str]:
     return {name for name, layer in _contractions(model).items() if id(layer.weight) in read}
 
 
+def results(model: eqx.Module, weights: Mapping[str, jax.Array], call: Any, *batch: Any) -> tuple[Any, list[Any]]:
+    """What a call returns with these weights of layers; it leaves nothing in the model."""
+
+    def own(model: eqx.Module) -> list[jax.Array]:
+        return [weight(model, name) for name in weights]
+
+    return call(eqx.tree_at(own, model, list(weights.values())), *batch), []
+
+
 def shapes(model: eqx.Module, call: Any, *batch: Any) -> None:
     """Traces a call without running it."""
     eqx.filter_eval_shape(call, model, *batch)

@@ -113,6 +113,18 @@ def read_elsewhere(model: nnx.Module) -> set[str]:
     return {name for name, layer in _contractions(model) if holders[id(layer.kernel)] > 1}
 
 
+def results(model: nnx.Module, weights: Mapping[str, jax.Array], call: Any, *batch: Any) -> tuple[Any, list[Any]]:
+    """What a call returns with these weights of layers, and what it leaves in all other variables of a copy."""
+    copy = nnx.clone(model)
+    kernels = {name: layer.kernel for name, layer in _contractions(copy) if name in weights}
+    for name, kernel in kernels.items():
+        kernel.set_value(weights[name])
+    returned = call(copy, *batch)
+    own = {id(kernel) for kernel in kernels.values()}
+    left = [node for _, node in _nodes(copy) if isinstance(node, nnx.Variable) and id(node) not in own]
+    return returned, [variable.get_value() for variable in left]
+
+
 def shapes(model: nnx.Module, call: Any, *batch: Any) -> None:
     """Traces a call without running it; the model stays as it is."""
     graph, state = nnx.split(model)
