@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from typing import Any
 
@@ -183,6 +184,66 @@ def test_a_calibrated_function_has_fixed_scales() -> None:
     assert 25 < decibels(fp8(X, W), layer(X, W)) < 45
     saturated = fp8(100 * X, W)
     assert jnp.all(jnp.isfinite(saturated))
+
+
+def stack(x: jax.Array, w: jax.Array, layers: int = 3, *, named: bool = False) -> jax.Array:
+    """Layers of one name, the first of which may have a scope of its own."""
+    for layer in range(layers):
+        with jax.named_scope("extra") if named and layer == 0 else contextlib.nullcontext():
+            x = jnp.tanh(x @ w)
+    return x
+
+
+@pytest.mark.parametrize("keep_last", [0, 1])
+@pytest.mark.parametrize(("made", "called"), [(3, 2), (2, 3)])
+def test_a_state_of_other_layers_is_refused(keep_last: int, made: int, called: int) -> None:
+    fp8 = xla_fp8.convert(stack, dataclasses.replace(EVERY, scaling="delayed", keep_last=keep_last))
+    state = fp8.init(X, W, made)
+    assert len(state) == made - keep_last
+    fp8(state, X, W, made)
+    with pytest.raises(xla_fp8.ModelError, match=r"init.* for arguments of"):
+        jax.jit(fp8, static_argnums=3)(state, X, W, called)
+
+
+@pytest.mark.parametrize(("made", "called", "names"), [(3, 2, "dot_general_2 with"), (2, 3, "dot_general_2 without")])
+def test_fixed_scales_of_other_layers_are_refused(made: int, called: int, names: str) -> None:
+    fp8 = xla_fp8.calibrate(lambda x, w, layers=made: stack(x, w, layers), [(X, W)], EVERY)
+    fp8(X, W)
+    with pytest.raises(xla_fp8.ModelError, match=rf"there is {names} scales.*calibrate the function.*named_scope"):
+        fp8(X, W, called)
+
+
+def test_batches_may_run_more_and_fewer_layers() -> None:
+    def function(xs: list[jax.Array], w: jax.Array) -> jax.Array:
+        return stack(xs[0], w, len(xs))
+
+    fp8 = xla_fp8.calibrate(function, [([X] * layers, W) for layers in (2, 3)], EVERY)
+    for layers in (2, 3):
+        assert 15 < decibels(fp8([X] * layers, W), stack(X, W, layers)) < 45
+    for layers, names in ((1, "dot_general_1 with"), (4, "dot_general_3 without")):
+        with pytest.raises(xla_fp8.ModelError, match=f"there is {names} scales"):
+            fp8([X] * layers, W)
+
+
+def test_a_part_with_a_scope_of_its_own_need_not_run() -> None:
+    def function(x: jax.Array, w: jax.Array, *, whole: bool = True) -> jax.Array:
+        return stack(x, w, 3, named=True) if whole else stack(x, w, 2)
+
+    fp8 = xla_fp8.convert(function, dataclasses.replace(EVERY, scaling="delayed"))
+    state = fp8.init(X, W)
+    assert list(state) == ["extra/dot_general", "dot_general", "dot_general_1"]
+    assert 15 < decibels(fp8(state, X, W, whole=False), stack(X, W, 2)) < 45
+    fixed = xla_fp8.calibrate(function, [(X, W)], EVERY)
+    x = jnp.tanh(X) / 2  # in the range of what the part returns
+    assert 15 < decibels(fixed(x, W, whole=False), stack(x, W, 2)) < 45
+
+
+def test_a_state_serves_calls_that_are_too_small_for_fp8() -> None:
+    recipe = dataclasses.replace(EVERY, scaling="delayed", min_flops=2 * 8 * 16 * 16)
+    fp8 = xla_fp8.convert(stack, recipe)
+    state = fp8.init(X, W)
+    assert len(state) == 3
+    np.testing.assert_array_equal(fp8(state, X[:4], W), stack(X[:4], W))
 
 
 def test_a_margin_makes_no_scale_infinite() -> None:

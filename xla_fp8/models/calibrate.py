@@ -83,7 +83,8 @@ def calibrate(
     if framework is None:
         found = with_operators(model, list(operators.values()))
         assert isinstance(found, ConvertedFunction)
-        return dataclasses.replace(found, states={name: layer.scales(recipe) for name, layer in chosen.items()})
+        states = {name: layer.scales(recipe) for name, layer in chosen.items()}
+        return dataclasses.replace(found, states=states, calibrated={name: each.always for name, each in seen.items()})
     fixed = _fixed(chosen, recipe, framework, holder)
     return framework.replaced(model, operators, *fixed, *([variables] if is_linen else []))
 
@@ -96,6 +97,7 @@ class Seen:
         inside: what the layer of a Linen module stands in that hands on no fixed scales.
         lhs, rhs: the largest values of input and weight.
         weights: type and `_bits` of each.
+        always: whether it ran in every call, of a function.
     """
 
     contraction: Contraction
@@ -104,6 +106,7 @@ class Seen:
     lhs: float = 0.0
     rhs: float = 0.0
     weights: set[tuple[np.dtype[Any], int]] = dataclasses.field(default_factory=set)
+    always: bool = True
 
     def of(self, known: Layer | None) -> Layer:
         """The layer, with what its framework knows."""
@@ -120,9 +123,11 @@ def seen_by_layers(model: Any, batches: Iterable[Any], call: Call) -> dict[str, 
     """What each layer was called with, in the order of the first calls."""
     seen: dict[str, Seen] = {}
     inside: dict[str, str] = {}
+    calls: list[set[str]] = []
 
     def meet(layers: Sequence[Layer]) -> None:
         inside.update({layer.name: layer.inside for layer in layers})
+        calls.append({layer.name for layer in layers})
 
     def note(name: str, dtype: np.dtype[Any], lhs: Any, rhs: Any, bits: Any) -> None:
         layer = seen[name]
@@ -157,6 +162,8 @@ def seen_by_layers(model: Any, batches: Iterable[Any], call: Call) -> dict[str, 
     jax.effects_barrier()  # type: ignore[no-untyped-call]
     if not ran:
         raise ModelError("there are no batches: scales come from what flows through the model, so hand over a few")
+    for name, layer in seen.items():
+        layer.always = all(name in names for names in calls)
     return seen
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,8 +14,8 @@ from xla_fp8 import _jax_compat
 from xla_fp8.models.contraction import Contraction, Kind
 from xla_fp8.models.errors import ModelError
 from xla_fp8.models.injection import contraction_of
-from xla_fp8.models.operators import Operator, State, leaves_alone
-from xla_fp8.models.plan import Layer, Planner
+from xla_fp8.models.operators import Operator, State, Wide, leaves_alone, why_small
+from xla_fp8.models.plan import Layer, Plan, Planner
 from xla_fp8.quantization.delayed import DelayedScaling
 from xla_fp8.quantization.numerics import WIDE_DTYPES
 from xla_fp8.tracing.equations import BODIES, CALLS, CONTRACTIONS, DERIVATIVE_RULES, bodies, is_literal
@@ -36,15 +37,29 @@ class ConvertedFunction:
         function: the user's.
         planner: layers → operators.
         states: what operators need that is fixed, by layer.
+        calibrated: the layers that ran when `states` were made → whether in every call; None where none were.
     """
 
     function: Callable[..., Any]
     planner: Planner
     states: Mapping[str, State] = dataclasses.field(default_factory=dict)
+    calibrated: Mapping[str, bool] | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The function's result.
+
+        Raises:
+            ModelError: layers that are numbered are more, or fewer, than with the batches of `calibrate`.
+        """
         traced = _Traced.of(self.function, args, kwargs)
-        return traced.run(self.planner, self.states)
+        layers = list(traced.sites.values())
+        if self.calibrated is not None:
+            _refuse(
+                _gone([name for name, always in self.calibrated.items() if always], layers),
+                _new(self.calibrated, layers),
+                "calibrate the function with batches and arguments of this call",
+            )
+        return traced.run(self.planner(layers), self.states)
 
     def layers(self, *args: Any, **kwargs: Any) -> list[Layer]:
         """The layers of a call, in its order."""
@@ -62,7 +77,7 @@ class StatefulFunction:
     """
 
     function: Callable[..., Any]
-    planner: Planner
+    planner: Plan
 
     def init(self, *args: Any, **kwargs: Any) -> dict[str, State]:
         """The state before the first step, by layer; args may be `jax.ShapeDtypeStruct`s."""
@@ -71,12 +86,41 @@ class StatefulFunction:
         return {name: state for name, state in states.items() if state is not None}
 
     def __call__(self, state: Mapping[str, State], *args: Any, **kwargs: Any) -> Any:
+        """The function's result.
+
+        Raises:
+            ModelError: the first argument is no state, or one of a call with other layers.
+        """
         if not isinstance(state, Mapping) or not all(isinstance(each, DelayedScaling) for each in state.values()):
             raise ModelError(
                 "a function with delayed scaling takes its state first: state = converted.init(x, w), then "
                 f"converted(state, x, w). The first argument is {type(state).__name__} without that"
             )
-        return _Traced.of(self.function, args, kwargs).run(self.planner, state)
+        traced = _Traced.of(self.function, args, kwargs)
+        layers = list(traced.sites.values())
+        operators = self.planner(layers)
+        gone = _gone(state, layers) or self._left_out(state, layers, operators)
+        _refuse(gone, [], "make a state with init for arguments of this call")
+        return traced.run(operators, state)
+
+    def _left_out(
+        self, state: Mapping[str, State], layers: Sequence[Layer], operators: Mapping[str, Operator]
+    ) -> list[str]:
+        """Layers with a state that this call leaves wide by their place, as the last one for instance.
+
+        A layer that is too small in this call, the rest of the data, may well have its state.
+        """
+        labels = [_label(layer.name) for layer in layers]
+        return [
+            layer.name
+            for layer in layers
+            if layer.name in state
+            and isinstance(operators[layer.name], Wide)
+            and labels.count(_label(layer.name)) > 1
+            and not layer.obstacle
+            and self.planner.accepts(layer)
+            and not (layer.size and why_small(self.planner.recipe, layer.size))
+        ]
 
     def layers(self, *args: Any, **kwargs: Any) -> list[Layer]:
         """The layers of a call, in its order."""
@@ -107,8 +151,7 @@ class _Traced:
         jaxpr, shape = jax.make_jaxpr(functools.wraps(function)(run), return_shape=True)(*arrays)
         return _Traced(jaxpr, arrays, jax.tree.structure(shape), dict(_sites(jaxpr)))
 
-    def run(self, planner: Planner, states: Mapping[str, State]) -> Any:
-        operators = planner(list(self.sites.values()))
+    def run(self, operators: Mapping[str, Operator], states: Mapping[str, State]) -> Any:
         at = {
             path: (operators[layer.name], states.get(layer.name))
             for path, layer in self.sites.items()
@@ -116,6 +159,43 @@ class _Traced:
         }
         results = _Evaluation(at).of(self.jaxpr, self.arguments, ())
         return jax.tree.unflatten(self.result, results)
+
+
+def _label(name: str) -> str:
+    """The scopes and primitive in a layer's name, without its number."""
+    return re.sub(r"_\d+$", "", name)
+
+
+def _gone(known: Collection[str], layers: Sequence[Layer]) -> list[str]:
+    """Names that have scales and that no layer has, though others of their label have numbers: which, nobody knows.
+
+    A label that is gone as a whole takes no scales from others: a part of the function does not run.
+    """
+    names = {layer.name for layer in layers}
+    labels = {_label(name) for name in names}
+    return sorted(name for name in known if name not in names and _label(name) in labels)
+
+
+def _new(known: Collection[str], layers: Sequence[Layer]) -> list[str]:
+    """Layers that might have scales and have none, though others of their label do."""
+    labels = {_label(name) for name in known}
+    return [
+        layer.name
+        for layer in layers
+        if layer.name not in known and not layer.obstacle and _label(layer.name) in labels
+    ]
+
+
+def _refuse(gone: Sequence[str], new: Sequence[str], remedy: str) -> None:
+    if not gone and not new:
+        return
+    differences = [f"{', '.join(gone)} with scales that this call does not use"] if gone else []
+    differences += [f"{', '.join(new)} without scales"] if new else []
+    raise ModelError(
+        f"the layers of this call are not those that the scales were made for: there is {' and '.join(differences)}. "
+        "Layers of one name are numbered in the order of the call, so that some would take the scales of others: "
+        f"{remedy}, or tell the layers that not every call has from the others with jax.named_scope"
+    )
 
 
 def _sites(jaxpr: Jaxpr) -> Iterator[tuple[Path, Layer]]:
