@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from xla_fp8 import _jax_compat
 from xla_fp8.backends.depthwise.convolution import Convolution
 from xla_fp8.backends.depthwise.primitive import convolve
+
+# As in xla_fp8.functions: dumps name the line of the call.
+_jax_compat.hide_from_sources(str(Path(__file__).parent))
 
 _NUMBERS = ("NHWC", "HWIO", "NHWC")
 

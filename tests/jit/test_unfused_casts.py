@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
+from jax import export
 from jax.experimental.xla_metadata import set_xla_metadata
 
 from tests.fused_casts import BF16, CASES, E4M3, F32, ROWS, Array, affine, cast, layer_norm, normal, of, rms
 from tests.jit.test_fused_casts import convolved
+from xla_fp8 import _jax_compat
 from xla_fp8.backends.quantize import choice
 from xla_fp8.tracing import cut
+from xla_fp8.tracing.cast_reporting import left_casts
 from xla_fp8.tracing.data_flow import DataFlow
 from xla_fp8.tracing.fused_casts import fused_casts
 from xla_fp8.tracing.fused_casts.found import Found, Group
 from xla_fp8.tracing.inline import inline_calls
+from xla_fp8.tracing.nested import nested
 from xla_fp8.tracing.options import Options
 from xla_fp8.tracing.quantizations import is_cast
-from xla_fp8.tracing.region import cut_jaxpr
+from xla_fp8.tracing.region import cut_jaxpr, fused_cast_p, is_region
 
 
 @pytest.fixture(autouse=True)
@@ -31,14 +35,17 @@ def kernels_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def left(function: Callable[..., Any], *arguments: Any) -> list[tuple[str, str | None]]:
     """Of each cast that is left to XLA the reason, and the name of the operation that is to blame."""
-    told: list[tuple[str, str | None]] = []
+    return list(_left(cut_jaxpr(jax.make_jaxpr(function)(*arguments), Options())))
 
-    def leave(equation: Any, reason: str, blame: Any) -> None:
-        assert equation.outvars[0].aval.dtype in (E4M3, jnp.float8_e5m2)
-        told.append((reason, None if blame is None else blame.primitive.name))
 
-    cut_jaxpr(jax.make_jaxpr(function)(*arguments), Options(), leave)
-    return told
+def _left(jaxpr: Any) -> Iterator[tuple[str, str | None]]:
+    for result, (reason, blame) in left_casts(jaxpr, Options()).items():
+        assert result.aval.dtype in (E4M3, jnp.float8_e5m2)
+        yield reason, None if blame is None else blame.primitive.name
+    for equation in _jax_compat.open_jaxpr(jaxpr).eqns:
+        is_ours = is_region(equation) or equation.primitive is fused_cast_p
+        for body in () if is_ours else nested(equation):
+            yield from _left(body.jaxpr)
 
 
 def of_seven(*tensors: Array) -> Array:
@@ -161,6 +168,13 @@ def test_operations_that_must_stay_with_jax() -> None:
 
     reasons = left(elsewhere, normal(ROWS))
     assert reasons == [("it stands under compute_on or set_xla_metadata, which HLO text would lose", None)]
+
+
+def test_shapes_that_are_not_known_yet() -> None:
+    (rows,) = export.symbolic_shape("rows")
+    x = jax.ShapeDtypeStruct((rows, 320), BF16)
+    reason = "beside it are shapes that are not known yet, as an export leaves them"
+    assert left(rms, x) == [(reason, None)]
 
 
 def test_a_kernel_that_would_read_what_is_made_of_its_results(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,9 +104,8 @@ class _Body:
         if not self.report.casts:
             return
         yield f'<p class="note">{html.escape(self.report.casts_note)}</p>\n<ul>\n'
-        for reason, casts in self.report.left_casts.items():
-            places = dict.fromkeys(cast.source or cast.types[0] for cast in casts)
-            yield f"<li>{len(casts)} left to XLA ({html.escape(', '.join(places))}): {html.escape(reason)}</li>\n"
+        for reason, left in self.report.left_casts.items():
+            yield f"<li>{left.count} left to XLA ({html.escape(', '.join(left.places))}): {html.escape(reason)}</li>\n"
         yield "</ul>\n"
 
     def _id(self, number: int) -> str:

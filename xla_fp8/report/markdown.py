@@ -34,11 +34,9 @@ def render(report: Report, *, everything: bool) -> str:
             rest = [(*row, _cell(e.reason), _cell(e.advice)) for row, e in zip(rest, others, strict=True)]
         parts.append("### Without FP8 operands\n\n" + _table(columns, rest))
     if report.casts:
-        left = [
-            (str(len(casts)), _cell(reason), ", ".join(dict.fromkeys(_code(c.source or c.types[0]) for c in casts)))
-            for reason, casts in report.left_casts.items()
-        ]
-        table = "\n\n" + _table(("left to XLA", "reason", "source"), left) if left else ""
+        found = report.left_casts.items()
+        casts = [(str(left.count), _cell(reason), ", ".join(map(_code, left.places))) for reason, left in found]
+        table = "\n\n" + _table(("left to XLA", "reason", "source"), casts) if casts else ""
         parts.append(f"### Casts to FP8\n\n{_cell(report.casts_note)}.{table}")
     return "\n\n".join(parts) + "\n"
 

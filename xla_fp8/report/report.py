@@ -68,9 +68,27 @@ class Cast:
         """Whether an FP8 tensor is among what it gives."""
         return any(type_.startswith("f8") for type_ in self.types)
 
+    @property
+    def place(self) -> str:
+        """Where it is, or what."""
+        return self.source or self.types[0]
+
     def to_dict(self) -> dict[str, Any]:
         """The fields, as JSON holds them."""
         return dataclasses.asdict(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class LeftCasts:
+    """The casts that XLA computes for one reason.
+
+    Attributes:
+        count: how many.
+        places: where they are, each once, in program order.
+    """
+
+    count: int
+    places: tuple[str, ...]
 
 
 def readable(size: int) -> str:
@@ -153,13 +171,13 @@ class Report:
         return f"casts to FP8: {fused} by kernels with what is in front of them{more}, {left} left to XLA"
 
     @property
-    def left_casts(self) -> dict[str, list[Cast]]:
+    def left_casts(self) -> dict[str, LeftCasts]:
         """The casts that XLA computes, by reason, in program order."""
-        found: dict[str, list[Cast]] = {}
+        found: dict[str, list[str]] = {}
         for cast in self.casts:
             if cast.reason:
-                found.setdefault(cast.reason, []).append(cast)
-        return found
+                found.setdefault(cast.reason, []).append(cast.place)
+        return {reason: LeftCasts(len(places), tuple(dict.fromkeys(places))) for reason, places in found.items()}
 
     @property
     def metadata_note(self) -> str:

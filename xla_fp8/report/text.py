@@ -95,13 +95,12 @@ def _casts(report: Report, everything: bool, width: int | None, paint: Paint) ->
     yield paint(report.casts_note, "summary")
     for cast in report.casts if everything else ():
         if cast.operations:
-            gives = f"{cast.source or '-'}: {cast.operations} operations give {', '.join(cast.types)}"
+            gives = f"{cast.place}: {cast.operations} operations give {', '.join(cast.types)}"
             yield _wrapped(gives, "  ", width, paint, "")
-    for reason, casts in report.left_casts.items():
-        where = list(dict.fromkeys(cast.source or cast.types[0] for cast in casts))
-        shown = where if everything else where[:_MOST_PLACES]
-        more = f" and {len(where) - len(shown)} more places" if len(where) > len(shown) else ""
-        yield _wrapped(f"{len(casts)} left to XLA ({', '.join(shown)}{more}): {reason}", "  ", width, paint, "")
+    for reason, left in report.left_casts.items():
+        shown = left.places if everything else left.places[:_MOST_PLACES]
+        more = f" and {len(left.places) - len(shown)} more places" if len(left.places) > len(shown) else ""
+        yield _wrapped(f"{left.count} left to XLA ({', '.join(shown)}{more}): {reason}", "  ", width, paint, "")
 
 
 def _wrapped(text: str, indent: str, width: int | None, paint: Paint, role: str) -> str:

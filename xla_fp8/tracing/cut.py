@@ -45,6 +45,9 @@ REGION = "xla_fp8_region"
 LeaveCast = Callable[[Equation, str, Equation | None], None]
 """Takes a cast to FP8, why no kernel computes it, in words, and the equation that is to blame where there is one."""
 
+READS_ITS_RESULTS = "by way of other kernels its own would read what is made of its results"
+"""Why a kernel that was found is not made."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Hooks:
@@ -59,7 +62,6 @@ class Hooks:
         quantizes: whether a cast to FP8 is worth a region, where the amax of what it casts scales it.
         make_fused_cast: as make_region, of a cast with the norm, activation or gate in front of it, or why no kernel
             computes it; None where there are no such kernels, and none that transpose operands of dots.
-        leave_cast: told of each cast to FP8 that is in no kernel and in no graph; None where nobody asks.
     """
 
     make_region: Callable[[Jaxpr, list[Any], list[Any], Equation], Equation]
@@ -68,7 +70,6 @@ class Hooks:
     make_quantization: Callable[[Jaxpr, list[Any], list[Any], Equation], Equation]
     quantizes: Callable[[Equation], bool]
     make_fused_cast: Callable[[Jaxpr, list[Any], list[Any], Equation], Equation | No] | None
-    leave_cast: LeaveCast | None = None
 
 
 def cut(jaxpr: Jaxpr, hooks: Hooks) -> Jaxpr:
@@ -84,8 +85,7 @@ def cut(jaxpr: Jaxpr, hooks: Hooks) -> Jaxpr:
         for equation in _without_unused(inlined, outvars)  # vjp leaves primal convolutions behind that nobody reads
     ]
     if hooks.make_fused_cast is not None:
-        fused = with_fused_casts(equations, outvars, hooks.make_fused_cast, hooks.leave_cast)
-        equations = with_transposed_operands(fused)
+        equations = with_transposed_operands(with_fused_casts(equations, outvars, hooks.make_fused_cast))
     flow = DataFlow(equations)
     seeds = _seeds(flow)
     for i, equation in enumerate(equations):
@@ -110,14 +110,23 @@ def with_fused_casts(
     equations: list[Equation],
     outvars: Sequence[Any],
     make: Callable[[Jaxpr, list[Any], list[Any], Equation], Equation | No],
-    leave: LeaveCast | None,
+    leave: LeaveCast | None = None,
 ) -> list[Equation]:
     """The equations with casts replaced that kernels compute with what is in front of them.
 
-    `make` and `leave` are as in `Hooks`. This comes before regions are made, which end there: one that began the norm
-    would write what it made of the tensor in f32.
+    This comes before regions are made, which end there: one that began the norm would write what it made of the tensor
+    in f32.
+
+    Args:
+        make: `Hooks.make_fused_cast`.
+        leave: told of each cast to FP8 that is in no kernel and in no graph.
     """
-    if not any(map(is_cast, equations)) or not all(map(has_static_shapes, equations)):
+    if not any(map(is_cast, equations)):
+        return equations
+    if not all(map(has_static_shapes, equations)):
+        if leave is not None:
+            for cast in filter(is_cast, equations):
+                leave(cast, "beside it are shapes that are not known yet, as an export leaves them", None)
         return equations
     equations = relu_masks.of_results(equations)
     flow = DataFlow(equations)
@@ -143,9 +152,8 @@ def with_fused_casts(
     placed = set(map(id, changed))
     for kernel in made:
         if id(kernel) not in placed:
-            why = "by way of other kernels its own would read what is made of its results"
             casts = (i for i in map(flow.producer.__getitem__, kernel.outvars) if is_cast(equations[i]))
-            left += [(i, why, None) for i in casts]
+            left += [(i, READS_ITS_RESULTS, None) for i in casts]
     if leave is not None:
         for index, reason, blame in sorted(left, key=lambda cast: cast[0]):
             leave(equations[index], reason, blame)

@@ -21,7 +21,7 @@ from xla_fp8.backends.protocol import No
 from xla_fp8.backends.quantize import choice
 from xla_fp8.backends.registry import backends_for, platform_name
 from xla_fp8.hlo.garbage import collection_paused
-from xla_fp8.tracing.cut import REGION, Hooks, LeaveCast, cut
+from xla_fp8.tracing.cut import REGION, Hooks, cut
 from xla_fp8.tracing.equations import CONTRACTIONS, Equation, Jaxpr, why_not_plain
 from xla_fp8.tracing.errors import FallbackWarning, NotRewrittenError
 from xla_fp8.tracing.fused_cast_problem import problem_of
@@ -52,13 +52,8 @@ def make_fused_cast(
     return core.new_jaxpr_eqn(inputs, outputs, fused_cast_p, params, core.no_effects, source.source_info, source.ctx)
 
 
-def cut_jaxpr(jaxpr: Jaxpr, options: Options, leave_cast: LeaveCast | None = None) -> Jaxpr:
-    """`jaxpr` with its FP8 chains in regions, open or closed as it was; itself where it has none.
-
-    Args:
-        leave_cast: told of each cast to FP8 that gets no kernel where fused casts have some, and why.
-    """
-
+def cut_jaxpr(jaxpr: Jaxpr, options: Options) -> Jaxpr:
+    """`jaxpr` with its FP8 chains in regions, open or closed as it was; itself where it has none."""
     platform = platform_name(jax.default_backend())
     backends = backends_for(options.backend, platform)
     family = Family()
@@ -92,7 +87,7 @@ def cut_jaxpr(jaxpr: Jaxpr, options: Options, leave_cast: LeaveCast | None = Non
     make_quantization = functools.partial(make_region, options=options.of_quantizations)
     rules = functools.partial(_with_cut_rules, options=options)
     make_cast = functools.partial(make_fused_cast, options, Family()) if fuses else None
-    hooks = Hooks(make_region, rules, refuse, make_quantization, quantizes, make_cast, leave_cast)
+    hooks = Hooks(make_region, rules, refuse, make_quantization, quantizes, make_cast)
     return cut(jaxpr, hooks)
 
 
