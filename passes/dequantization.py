@@ -13,7 +13,7 @@ import dataclasses
 
 from xla_fp8.graph import FP8_TYPES
 from xla_fp8.hlo import ConvolutionDimensionNumbers, HloInstruction, Shape
-from xla_fp8.passes.base import Refusal
+from xla_fp8.passes.base import Refusal, described
 from xla_fp8.passes.values import (
     WIDE_TYPES,
     ChannelVector,
@@ -69,6 +69,7 @@ def find_dequantized(
     """
     moves: list[HloInstruction] = []
     scales: list[Scale] = []
+    reordered_by: HloInstruction | None = None
     current = operand
     for _ in range(_MAX_DEPTH):
         shape = current.shape
@@ -95,13 +96,14 @@ def find_dequantized(
         if current.opcode == "convert":
             current = current.operand(0)
         elif current.opcode in ("multiply", "divide"):
-            step = _scale_step(current, channel, of)
+            step = _scale_step(current, channel, of, reordered_by)
             if isinstance(step, Refusal):
                 return step
             scale, current = step
             scales.append(scale)
         elif _is_move(current):
-            channel = _source_dimension(current, channel)
+            if channel is not None and (channel := _source_dimension(current, channel)) is None:
+                reordered_by = current
             moves.append(current)
             current = current.operand(0)
         elif current.opcode == "opt-barrier" or (
@@ -144,8 +146,14 @@ def fed_by_fp8(instruction: HloInstruction, limit: int = 200) -> bool:
     return False
 
 
-def _scale_step(instruction: HloInstruction, channel: int | None, of: str) -> tuple[Scale, HloInstruction] | Refusal:
-    """The scale of a multiply or divide, and the operand that is scaled."""
+def _scale_step(
+    instruction: HloInstruction, channel: int | None, of: str, reordered_by: HloInstruction | None
+) -> tuple[Scale, HloInstruction] | Refusal:
+    """The scale of a multiply or divide, and the operand that is scaled.
+
+    Args:
+        reordered_by: the move behind it that makes other channels of the filter's; None where there is none.
+    """
     inverse = instruction.opcode == "divide"
     left, right = instruction.operands
     sides = [(left, right)] if inverse else [(left, right), (right, left)]
@@ -157,6 +165,14 @@ def _scale_step(instruction: HloInstruction, channel: int | None, of: str) -> tu
         if vector and channel is not None and vector.dimension == channel and not inverse:
             return Scale(vector, inverse, instruction), tensor
     vectors = [v for _, scale in sides if (v := channel_vector_of(scale))]
+    if vectors and reordered_by is not None:
+        return Refusal.of(
+            "scale-not-scalar",
+            instruction,
+            f"scales by a vector along dimension {vectors[0].dimension}, and {described(reordered_by)} behind it may "
+            "change which channel is which",
+            "scale the filter behind that, one number for each of its output channels",
+        )
     if vectors:
         return Refusal.of(
             "scale-not-scalar",
@@ -185,15 +201,20 @@ def _is_move(instruction: HloInstruction) -> bool:
     return instruction.opcode == "pad" and constant_of(instruction.operand(1)) == 0.0
 
 
-def _source_dimension(move: HloInstruction, dimension: int | None) -> int | None:
-    """Where `dimension` of a move's result is in its operand; None where it cannot be told apart any more."""
-    if dimension is None or move.opcode in ("reverse", "copy"):
-        return dimension
+def _source_dimension(move: HloInstruction, dimension: int) -> int | None:
+    """Where `dimension` of a move's result is in its operand, with every index what it was; None where it is not."""
     if move.opcode == "transpose":
         return move.dimensions[dimension]
-    if move.opcode in ("slice", "pad"):
+    if move.opcode == "copy":
+        return dimension
+    if move.opcode == "reverse":
+        return None if dimension in move.dimensions else dimension
+    if move.opcode == "slice":
         same = move.shape.dimensions[dimension] == move.operand(0).shape.dimensions[dimension]
         return dimension if same else None
+    if move.opcode == "pad":  # of the same size it may still have moved the elements: 1_-1
+        padding = (move.attr("padding") or "").split("x")[dimension]
+        return dimension if set(padding.split("_")) == {"0"} else None
     return None
 
 

@@ -391,12 +391,12 @@ class EpilogueCapture:
         return False
 
     def saturating_cast(self, instruction: HloInstruction) -> Step | None:
-        """convert(clamp(-max, x, max)) to FP8."""
+        """convert(clamp(-max, x, max)) to FP8, maybe through another wide type; not through integers or another FP8."""
         if instruction.opcode != "convert":
             return None
         clamp = instruction.operand(0)
         interior = [clamp]
-        if clamp.opcode == "convert":
+        if _is_wide_convert(clamp):
             clamp = clamp.operand(0)
             interior.append(clamp)
         type_ = instruction.shape.element_type
@@ -713,9 +713,13 @@ class EpilogueCapture:
 
 
 def _cast_to(clamp: HloInstruction) -> set[str]:
-    """The FP8 types that what is clamped is cast to, directly or through another type."""
-    users = [user for c in clamp.users for user in (c, *(c.users if c.opcode == "convert" else ()))]
+    """The FP8 types that what is clamped is cast to, directly or through another wide type."""
+    users = [user for c in clamp.users for user in (c, *(c.users if _is_wide_convert(c) else ()))]
     return {user.shape.element_type for user in users if user.opcode == "convert" and user.shape.is_fp8}
+
+
+def _is_wide_convert(instruction: HloInstruction) -> bool:
+    return instruction.opcode == "convert" and instruction.shape.element_type in WIDE_TYPES
 
 
 def _is_inside(clamp: HloInstruction, type_: str) -> bool:

@@ -166,6 +166,31 @@ def test_a_product_of_two_values_of_the_graph_is_told(dialect: str) -> None:
     assert "is the product of two values that the convolution makes" in found.reason
 
 
+@pytest.mark.parametrize(
+    ("between", "is_fused"),
+    [
+        (jnp.float16, True),
+        (jnp.bfloat16, True),
+        (jnp.int32, False),
+        (jnp.int8, False),
+        (jnp.float8_e5m2, False),
+        (jnp.float8_e4m3b11fnuz, False),
+    ],
+)
+def test_a_type_between_clamp_and_cast_that_rounds_is_not_left_out(between: Any, is_fused: bool) -> None:
+    def program(x: Array, w: Array) -> Array:
+        return jnp.clip(lax.conv(x.astype(jnp.float32), w, (1, 1), "SAME"), -448, 448).astype(between).astype(E4M3)
+
+    rng = np.random.default_rng(0)
+    x, w = jnp.asarray(rng.normal(size=(1, 16, 8, 8)) * 4, E4M3), jnp.asarray(rng.normal(size=(32, 16, 3, 3)), E4M3)
+    ours = xla_fp8.jit(lambda x, w: program(x, w.astype(jnp.float32)))
+    (found,) = ours.report(x, w).rewritten
+    assert ("f8e4m3fn" in str(found.graph)) == is_fused
+    y, expected = (np.asarray(function(x, w), np.float32) for function in (ours, jax.jit(ours.__wrapped__)))
+    differ = (y != expected) & ~(np.isnan(y) & np.isnan(expected))
+    assert np.mean(differ) <= (0.05 if is_fused else 0.005)
+
+
 VALUES = [math.nan, 448, -448, 104, -104, 9, -9, 6, -6, 1.5, -1.5, 1, -1, 0.5, -0.5, 2**-9, -(2**-9), 0]
 
 
