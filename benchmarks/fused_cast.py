@@ -153,6 +153,16 @@ def _layer_norm_gradient(x: Array, dy: Array) -> Any:
     return (*_trained(dx, jnp.float8_e5m2), sums)
 
 
+def _group_norm_silu_trained(x: Array) -> Any:
+    return _trained(jax.nn.silu(group_norm(x, _affine(x.shape[-1]))))
+
+
+def _group_norm_silu_gradient(x: Array, dy: Array) -> Any:
+    affine = {name: jnp.asarray(value) for name, value in _affine(x.shape[-1]).items()}
+    dx, sums = jax.vjp(lambda x, affine: jax.nn.silu(group_norm(x, affine)), x, affine)[1](dy)
+    return (*_trained(dx, jnp.float8_e5m2), sums)
+
+
 def _batch_norm_relu(x: Array) -> Any:
     affine = _affine(x.shape[-1])
     y, _ = batch_norm_of_batch(x, {**affine, "mean": affine["beta"], "var": affine["gamma"]})
@@ -176,10 +186,12 @@ def rows() -> list[Row]:
         found.append(Row(f"concatenation, group norm, silu {joined}", _group_norm_silu, parts, 2))
         found.append(Row(f"concatenation, sums {joined}", _sums, parts, kernel=_sums_in_parts))
         found.append(Row(f"group norm, silu {(batch, 8, 8, 1280)}", _group_norm_silu, ((batch, 8, 8, 1280),), 2))
-    tokens, image = (16, 4096, 320), (256, 28, 28, 128)
+    tokens, pixels, image = (16, 4096, 320), (16, 64, 64, 320), (256, 28, 28, 128)
     return [
         *found,
         Row("training: layer norm's gradient (16, 4096, 320)", _layer_norm_gradient, (tokens, tokens)),
+        Row("training: group norm, silu (16, 64, 64, 320)", _group_norm_silu_trained, (pixels,), 2),
+        Row("training: group norm, silu, gradient (16, 64, 64, 320)", _group_norm_silu_gradient, (pixels, pixels), 2),
         Row("training: geglu's gradient (16, 4096, 1280)", _geglu_gradient, ((16, 4096, 2560), (16, 4096, 1280))),
         Row("training: gelu's gradient (256, 14, 14, 1536)", _gelu_gradient, ((256, 14, 14, 1536),) * 2),
         Row("training: layer norm's gradient (256, 14, 14, 384)", _layer_norm_gradient, ((256, 14, 14, 384),) * 2),

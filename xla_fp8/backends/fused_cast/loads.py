@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -55,16 +55,21 @@ class Place:
         return lax.broadcasted_iota(jnp.int32, shape, len(shape) - 1) < self.own
 
 
-def loaded(operand: Matrix | Joined | Table, refs: Iterator[Any], place: Place) -> Tiles:
-    """An operand; `refs` goes on behind those of its arrays."""
-    if isinstance(operand, Table):
-        return _table(operand, next(refs), place)
+def loaded(operand: Matrix | Joined | Table, arrays: Sequence[Any], place: Place) -> Tiles:
+    """An operand."""
+    return table(operand, arrays, place) if isinstance(operand, Table) else wide(stored(operand, arrays, place), place)
+
+
+def stored(operand: Matrix | Joined, arrays: Sequence[Any], place: Place) -> Tiles:
+    """A tensor's tiles as they are in memory."""
     if isinstance(operand, Matrix):
-        ref = next(refs)
-        tiles = [_tile(ref, row, operand.first + column, place) for row, column in place.tiles]
-        return [to_f32(tile, interpret=place.interpret) for tile in tiles]
-    parts = [(next(refs), part.width) for part in operand.parts]
-    tiles = [_tile_of(parts, row, column, place) for row, column in place.tiles]
+        return [_tile(arrays[0], row, operand.first + column, place) for row, column in place.tiles]
+    parts = [(ref, part.width) for ref, part in zip(arrays, operand.parts, strict=True)]
+    return [_tile_of(parts, row, column, place) for row, column in place.tiles]
+
+
+def wide(tiles: Tiles, place: Place) -> Tiles:
+    """In f32 what `stored` has loaded."""
     return [to_f32(tile, interpret=place.interpret) for tile in tiles]
 
 
@@ -86,7 +91,9 @@ def _tile_of(parts: Sequence[tuple[Any, int]], row: Any, column: Any, place: Pla
     return tile
 
 
-def _table(operand: Table, ref: Any, place: Place) -> Tiles:
+def table(operand: Table, arrays: Sequence[Any], place: Place) -> Tiles:
+    """Its numbers for the tiles' rows and columns."""
+    [ref] = arrays
     if operand.period == 1:
         of_rows = [triton.load(ref.at[pl.ds(row, place.height)]).astype(jnp.float32)[:, None] for row in place.rows]
         return of_rows if len(of_rows) == 1 else of_rows * len(place.columns)

@@ -12,7 +12,8 @@ which programs run.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -24,7 +25,7 @@ from jax.experimental.pallas import triton
 
 from xla_fp8.backends.fused_cast.arithmetic import Groups, Tiles, computed, operands_of
 from xla_fp8.backends.fused_cast.loads import Place, loaded
-from xla_fp8.backends.fused_cast.problem import Parts, Statistics, Sums, most_spanned, parts_of
+from xla_fp8.backends.fused_cast.problem import Parts, Statistics, Sums, array_count, most_spanned, parts_of
 from xla_fp8.backends.protocol import No
 from xla_fp8.backends.triton.launch import launch
 
@@ -101,7 +102,7 @@ def _kernel(statistics: Statistics, parts: Parts, interpret: bool, *refs: Any) -
     def added(step: Any, sums: Sequence[jax.Array]) -> list[jax.Array]:
         rows = tuple(first + step * height + i * parts.rows for i in range(parts.tiles))
         place = Place(rows, (column,), parts.rows, parts.columns, 32 * parts.warps, interpret)
-        tiles = _summands(statistics, iter(refs), place)
+        tiles = _summands(statistics, refs[:-1], place)
         return [functools.reduce(jnp.add, some, total) for total, some in zip(sums, tiles, strict=True)]
 
     zeros = [jnp.zeros((parts.rows, parts.columns), jnp.float32) for _ in statistics.results]
@@ -121,23 +122,22 @@ def _by_group(statistics: Statistics, tile: jax.Array, column: Any, slots: int) 
     return jnp.sum(jnp.where(is_own, jnp.sum(tile, axis=0)[None, :], 0), axis=1)
 
 
-def _summands(statistics: Statistics, refs: Iterator[Any], place: Place) -> list[Tiles]:
-    values: list[Tiles] = [loaded(operand, refs, place) for operand in statistics.operands]
+def _summands(statistics: Statistics, arrays: Sequence[Any], place: Place) -> list[Tiles]:
+    own = iter(arrays)
+    values: list[Tiles] = [
+        loaded(operand, tuple(itertools.islice(own, array_count(operand))), place) for operand in statistics.operands
+    ]
     for node in statistics.nodes:
         values.append(computed(node, operands_of(node, values), place.interpret))
     return [values[result] for result in statistics.results]
 
 
-def within(statistics: Statistics, refs: Iterator[Any], place: Place) -> list[Tiles]:
-    """The sums of a program of the cast that has all rows of an image and one or two whole groups.
-
-    Args:
-        refs: goes on behind what they are made of.
-    """
+def within(statistics: Statistics, arrays: Sequence[Any], place: Place) -> list[Tiles]:
+    """The sums of a program of the cast that has all rows of an image and one or two whole groups, of arrays."""
     shape, count = (place.height, place.width), (place.own or place.width) // statistics.width
     group = lax.div(lax.broadcasted_iota(jnp.int32, (1, place.width), 1), statistics.width)
     found = []
-    for [tile] in _summands(statistics, refs, place):
+    for [tile] in _summands(statistics, arrays, place):
         whole = jnp.broadcast_to(tile, shape)
         first, *others = (jnp.sum(jnp.where(group == i, whole, 0).reshape(-1)) for i in range(count))
         found.append([functools.reduce(lambda rest, other: jnp.where(group == 0, rest, other), others, first)])
