@@ -35,6 +35,8 @@ from xla_fp8.passes.values import (
 MAX_STEPS = 50
 """cuDNN's graphs are small; a chain longer than this is cut."""
 _MAX_EXPLORED = 150
+_TINY = 2.0**-126
+"""The smallest f32 that is no subnormal."""
 
 Side = HloInstruction | Scalar | ChannelVector | float
 """A side operand before it is made: a full tensor, a number, a vector, or a constant that fills a full tensor."""
@@ -303,8 +305,9 @@ class EpilogueCapture:
         if found.op == "leaky_relu":
             assert found.slope is not None
             slope = found.slope.constant()
-            if self.extended and slope is not None and 0 < slope <= 1:
-                # The larger of y and slope * y, then: no tensor of zeros is read.
+            if self.extended and slope is not None and _TINY <= slope <= 1:
+                # The larger of y and slope * y, then: no tensor of zeros is read. A subnormal slope may be flushed to
+                # 0, which makes NaN of an infinite y.
                 ops: tuple[Op, ...] = (Op("scale", (source,), (found.slope,)), Op("max", (0, source)))
             else:
                 ops = (Op("min", (source,), (0.0,)), Op("scale", (0,), (found.slope,)), Op("max", (1, source)))

@@ -47,6 +47,7 @@ SPELLINGS: dict[str, tuple[str, Callable[[Array], Array]]] = {
     "leaky_less": (LEAKY, lambda y: jnp.where(y < 0, 0.1 * y, y)),
     "leaky_less_equal": (LEAKY, lambda y: jnp.where(y <= 0, y * 0.1, y)),
     "leaky_mirrored": (LEAKY, lambda y: jnp.where(jnp.less_equal(0, y), y, y * 0.1)),
+    "leaky_subnormal": ("min scale max", lambda y: jnp.where(y < 0, y * jnp.asarray(1e-40, y.dtype), y)),
     "leaky_max": ("scale max", lambda y: jnp.maximum(y, 0.1 * y)),
     "elu": ("elu", lambda y: jnp.where(y > 0, y, jnp.expm1(y))),
     "elu_exp": ("elu", lambda y: jnp.where(y > 0, y, jnp.exp(y) - 1)),
