@@ -236,6 +236,20 @@ def test_color_always_paints_the_report(cli, scaled_conv: Path) -> None:
     assert "\x1b[1;32mrewritten\x1b[0m" in done.err
 
 
+def test_a_convolution_call_without_its_operands_is_an_error_that_names_it(cli, tmp_path: Path) -> None:
+    """XLA's parser and verifier take custom calls with any operands."""
+    path = tmp_path / "call.hlo"
+    path.write_text(
+        "HloModule m\n\nENTRY e {\n  x = f8e4m3fn[1,8,8,16]{3,2,1,0} parameter(0)\n"
+        "  y = (f32[1,8,8,16]{3,2,1,0}, u8[0]{0}) custom-call(x), window={size=1x1}, dim_labels=b01f_o01i->b01f, "
+        'custom_call_target="__cudnn$convForward"\n'
+        "  ROOT z = f32[1,8,8,16]{3,2,1,0} get-tuple-element(y), index=0\n}\n"
+    )
+    done = cli("opt", path)
+    assert done.status == 1
+    assert "y: custom-call has no operand 1" in done.err
+
+
 def test_a_pass_that_breaks_the_module_writes_nothing(
     cli, scaled_conv: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -332,6 +332,24 @@ def test_an_unknown_platform_is_told(cli, add: Path) -> None:
     assert "abacus" in done.err
 
 
+@pytest.mark.parametrize(
+    "transfer",
+    [
+        "t = token[] outfeed(x, after), outfeed_shape=f32[2]{0}",
+        "t = ((f32[2]{0}), token[]) infeed(after)",
+    ],
+)
+def test_what_waits_for_another_process_is_refused_and_not_waited_for(cli, tmp_path: Path, transfer: str) -> None:
+    path = tmp_path / "transfer.hlo"
+    path.write_text(
+        "HloModule m\n\nENTRY e {\n  x = f32[2]{0} parameter(0)\n  after = token[] after-all()\n"
+        f"  {transfer}\n  ROOT y = f32[2]{{0}} negate(x)\n}}\n"
+    )
+    done = cli("run", path)
+    assert done.status == 1
+    assert "%t in computation e waits for the process" in done.err
+
+
 def test_a_callback_into_another_process_is_refused_and_not_called(cli, tmp_path: Path) -> None:
     path = tmp_path / "callback.hlo"
     path.write_text(

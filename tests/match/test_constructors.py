@@ -332,6 +332,8 @@ def test_a_modifier_returns_a_new_pattern(computation):
         (lambda: m.any_of(), "at least one alternative"),
         (lambda: m.through((), m.any()), "takes opcodes in HLO spelling first"),
         (lambda: m.constant_scalar("0"), "takes a number, not '0'"),
+        (lambda: m.any().with_attribute(1, 2), "needs an attribute's name, not 1"),
+        (lambda: m.custom_call((1,)), "takes targets as text, not 1"),
     ],
 )
 def test_wrong_arguments_are_refused_with_what_to_write_instead(make, message):

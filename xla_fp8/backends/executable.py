@@ -15,6 +15,7 @@ from xla_fp8.hlo import HloAttributeError, HloModule, Shape, to_text
 from xla_fp8.hlo.literal import numpy_dtype
 from xla_fp8.matmul import MATMUL_TARGET
 
+_TRANSFERS = frozenset({"infeed", "outfeed", "send", "send-done", "recv", "recv-done"})
 _GPU_TARGETS = ("__cudnn$", "__cublas$")
 
 
@@ -85,6 +86,11 @@ def _refuse(module: HloModule) -> None:
                 raise ExecutionError(
                     f"the value of constant {where} was left out of the dump: constant({{...}}). Dump again with "
                     "XLA_FLAGS=--xla_dump_large_constants=true (or HloPrintOptions.print_large_constants)"
+                )
+            if instruction.opcode in _TRANSFERS:  # XLA would wait for the other side forever
+                raise ExecutionError(
+                    f"{instruction.opcode} {where} waits for the process that feeds the program or reads its results, "
+                    "which is not here. Take it out (xla-fp8 reduce can) and run the rest"
                 )
             target = instruction.custom_call_target if instruction.opcode == "custom-call" else ""
             if "callback" in target:

@@ -119,7 +119,11 @@ class HloInstruction:
         return self._operands
 
     def operand(self, index: int) -> HloInstruction:
-        return self._operands[index]
+        """Raises HloAttributeError where there is none: XLA takes custom calls with any number of operands."""
+        try:
+            return self._operands[index]
+        except IndexError:
+            raise HloAttributeError(f"{self.name}: {self.opcode} has no operand {index}") from None
 
     @property
     def users(self) -> tuple[HloInstruction, ...]:

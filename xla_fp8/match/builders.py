@@ -75,6 +75,9 @@ def custom_call(*arguments: Any) -> Op:
         targets, arguments = [arguments[0]], arguments[1:]
     elif arguments and isinstance(arguments[0], (list, tuple)):
         targets, arguments = [*arguments[0]], arguments[1:]
+    for target in targets:
+        if not isinstance(target, str):
+            raise PatternError(f"custom_call takes targets as text, not {target!r}")
     pattern = _CUSTOM_CALL(*arguments)
     if not targets:
         return pattern

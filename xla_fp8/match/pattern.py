@@ -228,6 +228,8 @@ class Pattern(abc.ABC):
 
     def with_attribute(self, name: str, value: str | int | bool | Sequence[int] | None = None) -> Self:
         """The attribute is there and, where `value` is given, has that text (strings without their quotes too)."""
+        if not isinstance(name, str):
+            raise PatternError(f"with_attribute() needs an attribute's name, not {name!r}")
         if value is None:
             return self._require(
                 f".with_attribute({quote(name)})",
