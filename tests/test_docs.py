@@ -10,14 +10,21 @@ import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
+import numpy as np
 import pytest
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from tests.scripts import ROOT, load_script
+from xla_fp8 import hlo
+from xla_fp8.backends.executable import Executable
 from xla_fp8.graph import OPS, OpSpec
+from xla_fp8.hlo.literal import numpy_dtype
+from xla_fp8.passes import Context
+from xla_fp8.target import Target
 
 run_pages = load_script("docs/run_pages.py")
 make_diagrams = load_script("docs/make_diagrams.py")
@@ -78,6 +85,28 @@ def test_blocks_run_and_print_what_the_page_shows(page: Path) -> None:
     assert not differences, "\n\n".join(
         [*differences, f"python docs/run_pages.py --update {page_name(page)} puts the real output in; read it first"]
     )
+
+
+@pytest.mark.parametrize("type_", ["f32", "bf16", "f16", "s32"])
+def test_the_pass_that_a_page_writes_keeps_every_value(type_: str) -> None:
+    (code, *_) = (
+        t.content for t in tokens(ROOT / "docs/writing-a-pass.md") if t.type == "fence" and t.info == "python"
+    )
+    names: dict[str, Any] = {}
+    exec(code, names)
+    values = np.array([1, -3, 7.7, 1000, -30000], numpy_dtype(type_))
+    powers = range(8) if type_ == "s32" else range(-14, 16)
+    rewritten = 0
+    for divisor in (2**power if type_ == "s32" else 2.0**power for power in powers):
+        text = (
+            f"HloModule m\n\nENTRY main {{\n  x = {type_}[5] parameter(0)\n  c = {type_}[] constant({divisor!r})\n"
+            f"  b = {type_}[5] broadcast(c), dimensions={{}}\n  ROOT y = {type_}[5] divide(x, b)\n}}\n"
+        )
+        module = hlo.parse(text)
+        rewritten += names["PowerOfTwoDivision"](Context()).run(module, Target.parse("h200"))
+        hlo.verify(module)
+        np.testing.assert_array_equal(*(Executable(m, "cpu")(values)[0] for m in (module, hlo.parse(text))))
+    assert (rewritten > 0) == (type_ != "s32")
 
 
 def test_make_targets_are_there() -> None:
