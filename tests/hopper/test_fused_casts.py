@@ -102,6 +102,7 @@ def grouped(x: Array, groups: int = 32) -> Array:
         ((2, 8, 8, 1280),),
         ((16, 8, 8, 1280), (16, 8, 8, 1280)),
         ((2, 16, 16, 640),),
+        ((8, 16, 16, 1280),),
         ((16, 16, 16, 1280),),
     ],
     ids=str,
@@ -125,7 +126,7 @@ def test_statistics(shapes: tuple[tuple[int, ...], ...]) -> None:
     xs = [jnp.asarray(part, jnp.bfloat16) for part in np.split(x, ends, -1)]
     text = xla_fp8.jit(norm).lower(*xs).as_text()
     assert kernel.NAME in text
-    assert (statistics.NAME in text) == (xs[0].shape[1] > 16)
+    assert (statistics.NAME in text) == (xs[0].shape[1] > 16 or x.size > 2**22)
     ours, wanted = np.asarray(xla_fp8.jit(norm)(*xs), np.float32), on_cpu(norm, xs)
     assert np.mean(ours != wanted) < 0.005
     np.testing.assert_array_equal(ours, np.asarray(xla_fp8.jit(norm)(*xs), np.float32))
