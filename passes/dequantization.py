@@ -171,7 +171,7 @@ def _scale_step(
             instruction,
             f"scales by a vector along dimension {vectors[0].dimension}, and {described(reordered_by)} behind it may "
             "change which channel is which",
-            "scale the filter behind that, one number for each of its output channels",
+            "scale behind that, one number for each output channel" + (" of the filter" if of == "convolution" else ""),
         )
     if vectors:
         return Refusal.of(
