@@ -381,12 +381,13 @@ class EpilogueCapture:
         return Step(instruction, (Op("amax", (value,)),), (value,), tuple(interior), kind="amax")
 
     def is_nonnegative(self, value: HloInstruction) -> bool:
-        """Whether an in-graph value is a relu, a relu behind relu6's min, or a clamp from 0 up; converts may follow."""
+        """Whether an in-graph value is a relu, relu6, or a clamp between constants from 0 up; converts may follow."""
         while (step := self.steps.get(value)) is not None:
             if step.ops:
                 if step.ops[-1].name == "clamp":
-                    (low, _) = step.ops[-1].sides
-                    return isinstance(low, Scalar) and (least := low.constant()) is not None and least >= 0
+                    # Of bounds in the wrong order HLO's clamp is the upper one, which may be below zero.
+                    bounds = [side.constant() for side in step.ops[-1].sides if isinstance(side, Scalar)]
+                    return all(bound is not None and bound >= 0 for bound in bounds)
                 return step.ops[0].name in ("relu", "sigmoid") and step.ops[-1].name in ("relu", "sigmoid", "min")
             if not step.inputs:
                 return False

@@ -148,6 +148,19 @@ def test_the_maximum_of_a_clamp_from_zero_up_is_its_amax(low: float, is_amax: bo
     assert ("amax" in ops(found.graph)) == (is_amax and (dialect == "extended" or low == 0))
 
 
+def test_the_maximum_of_a_clamp_to_a_computed_bound_is_not_its_amax() -> None:
+    """Of bounds in the wrong order a clamp is the upper one: here -2, whose absolute value is no maximum."""
+
+    def program(x: Array, w: Array, high: Array) -> tuple[Array, Array]:
+        y = lax.clamp(0.0, lax.conv(x.astype(jnp.float32), w.astype(jnp.float32), (1, 1), "SAME"), high)
+        return quantized(y), jnp.max(y)
+
+    arguments = jnp.ones((1, 16, 8, 8), E4M3), jnp.ones((16, 16, 3, 3), E4M3), jnp.float32(-2)
+    (found,) = xla_fp8.explain(program)(*arguments).rewritten
+    assert "amax" not in ops(found.graph)
+    assert xla_fp8.jit(program)(*arguments)[1] == jax.jit(program)(*arguments)[1] == -2
+
+
 @pytest.mark.parametrize(("low", "high"), [(-500, 500), (-1, 449), (-jnp.inf, 1), (449, 450)])
 def test_a_clamp_beyond_the_type_s_bounds_does_not_saturate(low: float, high: float) -> None:
     found = entry(lambda y: jnp.clip(y * 2, low, high).astype(E4M3))
