@@ -107,3 +107,17 @@ def test_color_only_on_a_terminal_that_wants_it(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.delenv("NO_COLOR")
     monkeypatch.setenv("TERM", "dumb")
     assert not choose("auto", sys.stdout).enabled
+
+
+@pytest.mark.parametrize("closed", [">&-", ">&- 2>&-", "<&-", "2>&-"])
+def test_a_closed_standard_stream_is_dev_null(plain: Path, tmp_path: Path, closed: str) -> None:
+    command = f"{sys.executable} -m xla_fp8 opt {plain} {closed}"
+    done = subprocess.run(["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_closed_stdin_is_empty(tmp_path: Path) -> None:
+    command = f"{sys.executable} -m xla_fp8 opt - <&-"
+    done = subprocess.run(["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("<stdin>: error: the input is empty")

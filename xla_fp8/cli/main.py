@@ -40,6 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the arguments without the program's name; `sys.argv[1:]` by default.
     """
     when = "auto"
+    _open_standard_streams()
     try:
         arguments = build_parser().parse_args(argv)
         when = arguments.color
@@ -59,6 +60,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(errors.describe(error, None, color.choose(when, sys.stderr)), file=sys.stderr)
         return errors.EXIT_USAGE if isinstance(error, errors.UsageError) else errors.EXIT_ERROR
     return int(status)
+
+
+def _open_standard_streams() -> None:
+    """Puts /dev/null where the caller has closed a standard stream, as services do: Python has None there."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            stream = open(os.devnull, "r" if name == "stdin" else "w", encoding="utf-8")  # noqa: SIM115, for good
+            setattr(sys, name, stream)
 
 
 def build_parser() -> argparse.ArgumentParser:
