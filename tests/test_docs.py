@@ -100,11 +100,13 @@ def test_the_pass_that_a_page_writes_keeps_every_value(type_: str) -> None:
     for divisor in (2**power if type_ == "s32" else 2.0**power for power in powers):
         text = (
             f"HloModule m\n\nENTRY main {{\n  x = {type_}[5] parameter(0)\n  c = {type_}[] constant({divisor!r})\n"
-            f"  b = {type_}[5] broadcast(c), dimensions={{}}\n  ROOT y = {type_}[5] divide(x, b)\n}}\n"
+            f"  b = {type_}[5] broadcast(c), dimensions={{}}\n"
+            f"  ROOT y = {type_}[5] divide(x, b), sharding={{replicated}}\n}}\n"
         )
         module = hlo.parse(text)
         rewritten += names["PowerOfTwoDivision"](Context()).run(module, Target.parse("h200"))
         hlo.verify(module)
+        assert module.entry.root.sharding == "{replicated}"
         np.testing.assert_array_equal(*(Executable(m, "cpu")(values)[0] for m in (module, hlo.parse(text))))
     assert (rewritten > 0) == (type_ != "s32")
 
