@@ -1,4 +1,4 @@
-"""What every test shares: hypothesis profiles, the marker `hopper`, the package from its wheel."""
+"""What every test shares: hypothesis profiles, the markers `hopper` and `unoptimized`, the package from its wheel."""
 
 from __future__ import annotations
 
@@ -40,6 +40,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("hopper") and (reason := why_not_hopper()):
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+IS_UNOPTIMIZED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Before the fixtures of a test, has XLA compile as the marker `unoptimized` says."""
+    unoptimized = item.get_closest_marker("unoptimized") is not None
+    if unoptimized == item.config.stash.get(IS_UNOPTIMIZED, False):
+        return
+    import jax
+
+    jax.config.update("jax_disable_most_optimizations", unoptimized)
+    if not unoptimized:
+        jax.clear_caches()  # JAX keeps what it compiled whatever the option was
+    item.config.stash[IS_UNOPTIMIZED] = unoptimized
 
 
 @pytest.fixture(scope="session")

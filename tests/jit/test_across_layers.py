@@ -12,6 +12,8 @@ import pytest
 
 import xla_fp8
 
+pytestmark = pytest.mark.unoptimized
+
 NHWC = ("NHWC", "OHWI", "NHWC")
 SCALED = "1:[f32]conv();2:[f32]scale(1);3:[f32]scale(2);"
 CONV = f"{SCALED}4:[f32]bias(3);"

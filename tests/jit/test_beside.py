@@ -17,6 +17,8 @@ import xla_fp8
 from tests.jit.programs import assert_close, quantize, tensors, wide_layer
 from xla_fp8.backends.registry import ReferenceBackend
 
+pytestmark = pytest.mark.unoptimized
+
 X8, W8 = tensors()
 
 

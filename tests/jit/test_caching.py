@@ -18,6 +18,8 @@ from tests.jit.programs import assert_close, quantize, tensors, wide_layer
 from xla_fp8 import _jax_compat
 from xla_fp8.tracing import hlo_of_region, implementation, rewriting
 
+pytestmark = pytest.mark.unoptimized
+
 ROOT = Path(__file__).parents[2]
 
 PROGRAM = """

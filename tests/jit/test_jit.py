@@ -16,6 +16,8 @@ import xla_fp8
 from tests.jit.programs import assert_close, inputs, layer, tensors, wide_layer
 from xla_fp8.backends.registry import ReferenceBackend
 
+pytestmark = pytest.mark.unoptimized
+
 
 def test_rewritten_function_computes_what_the_original_does() -> None:
     args = inputs()

@@ -15,6 +15,8 @@ import pytest
 import xla_fp8
 from tests.jit.programs import assert_close, tensors, wide_layer
 
+pytestmark = pytest.mark.unoptimized
+
 ARGS = tensors()
 
 

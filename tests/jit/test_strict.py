@@ -17,6 +17,8 @@ import xla_fp8
 from tests.jit.programs import assert_close, conv, quantize, tensors, wide_layer
 from xla_fp8.report import Report
 
+pytestmark = pytest.mark.unoptimized
+
 X8, W8 = tensors()
 
 

@@ -14,6 +14,8 @@ from jax import lax
 import xla_fp8
 from tests.jit.programs import F8, assert_close, conv, quantize, tensors, wide_layer
 
+pytestmark = pytest.mark.unoptimized
+
 X8, W8 = tensors()
 
 

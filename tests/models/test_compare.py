@@ -19,6 +19,8 @@ from jax import lax
 import xla_fp8
 from xla_fp8.models.comparison import Comparison, LayerError, TensorError
 
+pytestmark = pytest.mark.unoptimized
+
 LAYOUT = ("NHWC", "HWIO", "NHWC")
 E4M3 = ml_dtypes.float8_e4m3fn
 ALL = {"min_flops": 0, "keep_first": 0, "keep_last": 0}

@@ -17,6 +17,8 @@ from jax import lax
 
 import xla_fp8
 
+pytestmark = pytest.mark.unoptimized
+
 EVERY = xla_fp8.Recipe(min_flops=0, keep_first=0, keep_last=0)
 OFF = dataclasses.replace(EVERY, depthwise=False)
 C = 32

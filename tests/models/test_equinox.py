@@ -14,6 +14,8 @@ import pytest
 
 import xla_fp8
 
+pytestmark = pytest.mark.unoptimized
+
 ANY_SIZE = xla_fp8.Recipe(min_flops=0)
 DELAYED = dataclasses.replace(ANY_SIZE, scaling="delayed")
 

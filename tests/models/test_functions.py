@@ -15,6 +15,8 @@ from jax import lax
 import xla_fp8
 from xla_fp8.models import Fp8Dot
 
+pytestmark = pytest.mark.unoptimized
+
 EVERY = xla_fp8.Recipe(min_flops=0, keep_first=0, keep_last=0)
 
 

@@ -15,6 +15,8 @@ from flax import serialization
 import xla_fp8
 from xla_fp8.models import Fp8Conv, Fp8Dot
 
+pytestmark = pytest.mark.unoptimized
+
 ANY_SIZE = xla_fp8.Recipe(min_flops=0)
 DELAYED = dataclasses.replace(ANY_SIZE, scaling="delayed")
 

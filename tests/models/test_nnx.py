@@ -15,6 +15,8 @@ import xla_fp8
 from xla_fp8.models import Fp8Conv, Fp8Dot
 from xla_fp8.models.nnx import Fp8State
 
+pytestmark = pytest.mark.unoptimized
+
 ANY_SIZE = xla_fp8.Recipe(min_flops=0)
 
 

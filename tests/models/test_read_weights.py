@@ -14,6 +14,8 @@ from flax import nnx
 
 import xla_fp8
 
+pytestmark = pytest.mark.unoptimized
+
 EVERY = xla_fp8.Recipe("static", min_flops=0, keep_first=0, keep_last=0)
 
 Rest = Callable[[jax.Array, jax.Array, Any], Any]

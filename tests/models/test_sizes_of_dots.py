@@ -9,6 +9,8 @@ import pytest
 
 import xla_fp8
 
+pytestmark = pytest.mark.unoptimized
+
 
 def recipe(**options: object) -> xla_fp8.Recipe:
     return xla_fp8.Recipe("dynamic", min_flops=0, keep_first=0, keep_last=0, **options)

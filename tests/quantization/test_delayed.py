@@ -15,6 +15,8 @@ import xla_fp8
 from xla_fp8 import DelayedScaling
 from xla_fp8.quantization.delayed import update_all
 
+pytestmark = pytest.mark.unoptimized
+
 
 def random_like(state: DelayedScaling, seed: int) -> DelayedScaling:
     random = np.random.default_rng(seed)

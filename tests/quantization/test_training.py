@@ -16,6 +16,8 @@ import xla_fp8
 from xla_fp8 import DelayedScale, DelayedScaling
 from xla_fp8.quantization.numerics import ScaleRule
 
+pytestmark = pytest.mark.unoptimized
+
 E4M3, E5M2 = jnp.float8_e4m3fn, jnp.float8_e5m2
 RNG = np.random.default_rng(0)
 
