@@ -24,6 +24,8 @@ from xla_fp8.errors import XlaFp8Error
 from xla_fp8.hlo.literal import numpy_dtype
 from xla_fp8.target import GraphCall, Target, Verdict, rule_of
 
+pytestmark = pytest.mark.unoptimized
+
 CALL = graph_call("1:[f32]conv();2:[f8e4m3fn]scale(1);3:[f32]amax(1);", batch=1, image=(4, 4), channels=8, features=8)
 H200 = Target.parse("h200")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 import subprocess
 import sys
@@ -19,6 +20,8 @@ from jax import export, lax
 import xla_fp8
 from tests.xla_options import environment
 from xla_fp8 import depthwise_conv
+
+pytestmark = pytest.mark.unoptimized
 
 Conv = Callable[..., jax.Array]
 
@@ -60,18 +63,22 @@ def near(found: Any, expected: Any, tolerance: float = 1e-5) -> None:
         assert np.linalg.norm(np.asarray(a, np.float32) - wide) <= tolerance * np.linalg.norm(wide)
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+TYPES = (jnp.float32, jnp.bfloat16, jnp.float16)
+WINDOWS: tuple[dict[str, Any], ...] = (
+    {},
+    {"window_strides": (2, 2)},
+    {"window_strides": (1, 2), "padding": "VALID"},
+    {"padding": "SAME_LOWER"},
+    {"padding": ((0, 2), (1, 0))},
+    {"padding": ((3, 3), (0, 0))},  # as wide as the window
+    {"window_strides": (3, 1)},
+)
+
+
+# No rule looks at the type and the window together: every type with the first window, the other windows in turns.
 @pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"window_strides": (2, 2)},
-        {"window_strides": (1, 2), "padding": "VALID"},
-        {"padding": "SAME_LOWER"},
-        {"padding": ((0, 2), (1, 0))},
-        {"padding": ((3, 3), (0, 0))},  # as wide as the window
-        {"window_strides": (3, 1)},
-    ],
+    ("dtype", "options"),
+    [*((dtype, {}) for dtype in TYPES), *zip(itertools.cycle(TYPES), WINDOWS[1:])],
 )
 def test_values_and_gradients_are_those_of_lax_to_the_last_bit(dtype: Any, options: dict[str, Any]) -> None:
     x, w = operands(dtype)

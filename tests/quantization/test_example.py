@@ -9,6 +9,8 @@ import pytest
 
 from tests.scripts import load_script
 
+pytestmark = pytest.mark.unoptimized
+
 pytest.importorskip("sklearn", reason="needs scikit-learn, which ships the digits: pip install '.[test]'")
 
 

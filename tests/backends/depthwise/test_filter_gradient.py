@@ -21,6 +21,8 @@ from xla_fp8.backends.depthwise.filter_gradient import FilterGradient, filter_gr
 from xla_fp8.backends.depthwise.filter_gradient_configs import Config, configs
 from xla_fp8.backends.depthwise.problem import Problem
 
+pytestmark = pytest.mark.unoptimized
+
 
 def operands(problem: Problem) -> tuple[Array, Array]:
     rng = np.random.default_rng(len(str(problem)))

@@ -21,6 +21,8 @@ from xla_fp8.backends.depthwise.forward import forward
 from xla_fp8.backends.depthwise.forward_configs import Config, configs
 from xla_fp8.backends.depthwise.problem import Problem, supports
 
+pytestmark = pytest.mark.unoptimized
+
 Array = np.ndarray[Any, Any]
 F32, BF16, F16 = map(np.dtype, (np.float32, ml_dtypes.bfloat16, np.float16))
 

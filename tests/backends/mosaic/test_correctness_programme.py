@@ -23,6 +23,8 @@ from xla_fp8.backends.example_calls import graph_call
 from xla_fp8.backends.mosaic.configs import fits
 from xla_fp8.backends.mosaic.epilogue import Epilogue, epilogue_of
 
+pytestmark = pytest.mark.unoptimized
+
 Array = np.ndarray[Any, Any]
 Outputs = list[Array]
 ROOT = Path(__file__).resolve().parents[3]

@@ -24,6 +24,8 @@ from xla_fp8.backends.mosaic.geometry import Geometry
 from xla_fp8.backends.mosaic.problem import Problem
 from xla_fp8.target import GraphCall
 
+pytestmark = pytest.mark.unoptimized
+
 NEAR = Tolerance(1e-5, fp8_share=0.01, fp8_beyond_share=0.0)
 BF16 = Tolerance(2.0**-8)
 

@@ -14,6 +14,8 @@ from xla_fp8.backends import reference
 from xla_fp8.backends.mosaic.backend import MosaicBackend
 from xla_fp8.target import GraphCall
 
+pytestmark = pytest.mark.unoptimized
+
 if TYPE_CHECKING:
     from benchmarks import gradients
 else:

@@ -25,6 +25,8 @@ from xla_fp8.target import Target
 from xla_fp8.tracing import implementation, rewriting
 from xla_fp8.tracing.options import Options
 
+pytestmark = pytest.mark.unoptimized
+
 INTERPRETED = Reduction(
     settings=Settings("separate", amax_block=64, amax_loads=2, amax_programs=1, cast_block=32, tile=(16, 16)),
     interpret=True,

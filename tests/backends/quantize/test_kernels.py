@@ -23,6 +23,8 @@ from xla_fp8.backends.quantize.two_kernels import Settings
 from xla_fp8.quantization.algorithms import Algorithm, Lax, Outcome, Request
 from xla_fp8.quantization.numerics import ScaleRule
 
+pytestmark = pytest.mark.unoptimized
+
 E4M3, E5M2 = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2
 WIDE = [np.float32, ml_dtypes.bfloat16, np.float16]
 # Small pieces, so that a small tensor has many of them.

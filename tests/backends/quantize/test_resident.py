@@ -25,6 +25,8 @@ from xla_fp8.backends.quantize.resident import Resident, Settings
 from xla_fp8.quantization.algorithms import Lax
 from xla_fp8.quantization.numerics import ScaleRule
 
+pytestmark = pytest.mark.unoptimized
+
 # Small slots and short rings, so that a small tensor goes round several times.
 FLAT = Settings(warpgroups=2, slots=3, slot_bytes=2048, lag=1)
 SMALL = Resident(flat=FLAT, tiled=Settings(warpgroups=2, slots=2, slot_bytes=4096, lag=1), interpret=True)

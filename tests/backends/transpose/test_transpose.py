@@ -14,6 +14,8 @@ from xla_fp8.backends.transpose import kernel
 from xla_fp8.backends.transpose.exchange import Exchange, exchange_of, kernel_exchange
 from xla_fp8.backends.transpose.primitive import PRIMITIVE, transpose
 
+pytestmark = pytest.mark.unoptimized
+
 E4M3, E5M2 = np.dtype(jnp.float8_e4m3fn), np.dtype(jnp.float8_e5m2)
 CASES = {
     "one tile": ((128, 128), (1, 0)),
