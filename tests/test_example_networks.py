@@ -13,6 +13,8 @@ import pytest
 import xla_fp8
 from tests.scripts import ROOT, load_script
 
+pytestmark = pytest.mark.unoptimized
+
 STEPS = 12
 
 

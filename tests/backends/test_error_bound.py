@@ -20,6 +20,8 @@ from xla_fp8.backends.example_calls import POINTWISE, TYPES, graph_call, random_
 from xla_fp8.backends.inputs import random_inputs, random_operands
 from xla_fp8.target import GraphCall
 
+pytestmark = pytest.mark.unoptimized
+
 Array = np.ndarray[Any, Any]
 STEP = 32
 """Products that one instruction of Hopper's FP8 tensor core adds up."""

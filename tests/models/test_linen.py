@@ -57,6 +57,11 @@ def wide(variables: Any, x: jax.Array) -> jax.Array:
     return jax.jit(Net().apply)(variables, x)
 
 
+def made(model: nn.Module, x: jax.Array) -> Any:
+    """The variables of a module, made by one program: by operations, Flax makes them by a hundred."""
+    return jax.jit(model.init)(jax.random.key(0), x)
+
+
 def decibels(of: Any, against: Any) -> float:
     noise = jnp.sum((of - against) ** 2)
     return float(10 * jnp.log10(jnp.sum(against**2) / noise))
@@ -144,7 +149,7 @@ def test_a_module_that_is_called_without_what_it_needs_says_what(x: jax.Array) -
     dense, every = nn.Dense(16), dataclasses.replace(ANY_SIZE, keep_first=0, keep_last=0)
     with pytest.raises(xla_fp8.ModelError, match=r"called by model\.apply\(variables, \.\.\.\)"):
         xla_fp8.convert(dense, every)(x)
-    fp8, served = xla_fp8.calibrate(dense, [x], every, variables=dense.init(jax.random.key(0), x))
+    fp8, served = xla_fp8.calibrate(dense, [x], every, variables=made(dense, x))
     with pytest.raises(xla_fp8.ModelError, match="Dense: fixed scales are missing"):
         fp8.apply({"params": served["params"]}, x)
 
@@ -163,7 +168,7 @@ def test_inside_another_module_and_for_a_layer_that_is_the_whole_model(x: jax.Ar
     assert list(variables["params"]["inner"]) == ["kernel", "bias"]
     assert "state" in variables["fp8"]["inner"]
     assert 25 < decibels(outer.apply(variables, x), Outer(nn.Dense(32)).apply(variables, x)) < 45
-    plain = nn.Dense(32).init(jax.random.key(0), x)
+    plain = made(nn.Dense(32), x)
     fp8, served = xla_fp8.calibrate(nn.Dense(32), [x], dataclasses.replace(recipe, scaling="static"), variables=plain)
     assert served["params"]["kernel"].dtype == jnp.float8_e4m3fn
     assert 25 < decibels(fp8.apply(served, x), nn.Dense(32).apply(plain, x)) < 45
@@ -178,7 +183,7 @@ def test_layers_that_are_not_the_libraries_own_stay(x: jax.Array) -> None:
             return nn.Dense(16, dot_general=lambda *a, **k: 2 * jax.lax.dot_general(*a, **k), name="own")(x)
 
     fp8 = xla_fp8.convert(Other(), ANY_SIZE)
-    variables = Other().init(jax.random.key(0), x)
+    variables = made(Other(), x)
     assert jnp.array_equal(fp8.apply(variables, x), Other().apply(variables, x))
     report = xla_fp8.conversion_report(fp8, x)
     assert {layer.name: reason for layer, reason in report.kept} == {
@@ -192,7 +197,7 @@ def test_functions_are_handed_to_layers_by_hand(x: jax.Array) -> None:
         (nn.Conv(20, (3, 3), conv_general_dilated=Fp8Conv()), nn.Conv(20, (3, 3))),
         (nn.Dense(20, dot_general=Fp8Dot()), nn.Dense(20)),
     ):
-        variables = plain.init(jax.random.key(0), x)
+        variables = made(plain, x)
         assert 25 < decibels(fp8.apply(variables, x), plain.apply(variables, x)) < 45
 
 
@@ -205,9 +210,9 @@ def test_modules_in_fields_are_converted_like_those_that_a_module_makes(x: jax.A
 
     sequence = nn.Sequential([nn.Dense(16), nn.relu, nn.remat(nn.Dense)(16), nn.Dense(16)])
     for model, path in ((sequence, ["layers_2"]), (Holder(sequence), ["inner", "layers_2"])):
-        variables = model.init(jax.random.key(0), x)
+        variables = made(model, x)
         fp8 = xla_fp8.convert(model, DELAYED)
-        own = fp8.init(jax.random.key(0), x)
+        own = made(fp8, x)
         jax.tree.map(np.testing.assert_array_equal, own["params"], variables["params"])
         state = own["fp8"]
         for part in path:
@@ -233,7 +238,7 @@ def test_what_nn_jit_traced_for_one_model_does_not_serve_another(x: jax.Array) -
     every = dataclasses.replace(ANY_SIZE, keep_first=0, keep_last=0)
     for model in (Class(), Method()):
         fp8 = xla_fp8.convert(model, every)
-        variables = fp8.init(jax.random.key(0), x)
+        variables = made(fp8, x)
         first = fp8.apply(variables, x)
         wide = model.apply(variables, x)
         assert 15 < decibels(first, wide) < 60
@@ -261,14 +266,14 @@ class Scanned(nn.Module):
 def test_layers_in_a_scan_have_delayed_state_where_it_hands_on_the_collection(x: jax.Array) -> None:
     delayed = dataclasses.replace(DELAYED, keep_first=0, keep_last=0)
     without = xla_fp8.convert(Scanned(), delayed)
-    variables = without.init(jax.random.key(0), x)
+    variables = made(without, x)
     assert "fp8" not in variables
     assert {reason for _, reason in xla_fp8.conversion_report(without, x).kept} == {
         "inside a transformation (nn.scan, nn.vmap) without the collection 'fp8' it has no state of its own, which "
         "delayed scaling needs"
     }
     fp8 = xla_fp8.convert(Scanned(("params", "fp8")), delayed)
-    own = fp8.init(jax.random.key(0), x)
+    own = made(fp8, x)
     assert own["fp8"]["steps"]["dense"]["state"].lhs.amax_history.shape == (3, 16)
     assert 15 < decibels(fp8.apply(own, x), without.apply(variables, x)) < 60
 
@@ -289,7 +294,7 @@ def scans_take_callbacks() -> bool:
 
 
 def test_calibration_leaves_stacked_kernels_wide(x: jax.Array) -> None:
-    variables = Scanned().init(jax.random.key(0), x)
+    variables = made(Scanned(), x)
     every = dataclasses.replace(ANY_SIZE, keep_first=0, keep_last=0)
     if not scans_take_callbacks():
         with pytest.raises(xla_fp8.ModelError, match="no callback"):
@@ -318,7 +323,7 @@ def test_calibration_leaves_weights_wide_that_are_changed_before_they_are_used(x
 
     recipe = dataclasses.replace(ANY_SIZE, keep_first=0, keep_last=0, weights="channel")
     for model in (Normed(), Transposed()):
-        variables = model.init(jax.random.key(0), x)
+        variables = made(model, x)
         fp8, served = xla_fp8.calibrate(model, [x], recipe, variables=variables)
         np.testing.assert_array_equal(fp8.apply(served, x), model.apply(variables, x))
 
@@ -331,7 +336,7 @@ def test_calibration_leaves_layers_wide_in_a_scan_that_hands_on_no_scales() -> N
             return nn.Dense(16)(nn.RNN(nn.SimpleCell(16))(x))
 
     x = jnp.asarray(np.random.default_rng(0).normal(size=(4, 5, 16)), jnp.float32)
-    variables = Recurrent().init(jax.random.key(0), x)
+    variables = made(Recurrent(), x)
     recipe = dataclasses.replace(ANY_SIZE, keep_first=0, keep_last=0)
     fp8, served = xla_fp8.calibrate(Recurrent(), [x], recipe, variables=variables)
     assert 20 < decibels(fp8.apply(served, x), Recurrent().apply(variables, x)) < 45

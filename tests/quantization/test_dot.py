@@ -13,6 +13,8 @@ from jax import lax
 import xla_fp8
 from xla_fp8 import Float8
 
+pytestmark = pytest.mark.unoptimized
+
 E4M3, E5M2 = jnp.float8_e4m3fn, jnp.float8_e5m2
 RNG = np.random.default_rng(0)
 

@@ -18,6 +18,8 @@ from jax.sharding import PartitionSpec as P
 import xla_fp8
 from xla_fp8 import Float8
 
+pytestmark = pytest.mark.unoptimized
+
 E4M3, E5M2 = jnp.float8_e4m3fn, jnp.float8_e5m2
 RNG = np.random.default_rng(0)
 X = jnp.asarray(RNG.normal(size=(3, 4, 6)), jnp.float32)
