@@ -55,6 +55,18 @@ def test_it_is_the_dot_of_what_the_operands_stand_for(
     np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
 
 
+def test_one_number_may_stand_for_a_sequence_of_one() -> None:
+    """As in jax.lax.dot_general."""
+    x, w = normal(3, 5, 16), normal(3, 16, 7)
+    for number in (int, np.int64):
+        numbers: Any = ((number(2), number(1)), (number(0), [number(0)]))
+        plain = (((2,), (1,)), ((0,), (0,)))
+        for axis in (None, 1):
+            q, p = xla_fp8.quantize(x, axis=axis), xla_fp8.quantize(w)
+            np.testing.assert_array_equal(xla_fp8.dot_general(q, p, numbers), xla_fp8.dot_general(q, p, plain))
+        np.testing.assert_array_equal(xla_fp8.fp8_dot(x, w, numbers), xla_fp8.fp8_dot(x, w, plain))
+
+
 def test_a_scale_along_what_is_contracted_is_refused() -> None:
     x, w = xla_fp8.quantize(normal(4, 8), axis=1), xla_fp8.quantize(normal(8, 3), axis=0)
     numbers = (((1,), (0,)), ((), ()))

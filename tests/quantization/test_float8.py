@@ -124,6 +124,25 @@ def test_indexing_with_traced_integers_and_arrays() -> None:
         len(q[0, 0, 0])
 
 
+def test_a_stack_of_one_stays_a_stack() -> None:
+    """What moves the elements, or changes their type, keeps the scale's dimension along which scan and vmap go."""
+    for layers in (1, 2):
+        stack = jax.vmap(lambda x: xla_fp8.quantize(x))(jnp.stack([X[0]] * layers))
+        for moved in (
+            stack[:, 1:],
+            stack.reshape(layers, 6, 4),
+            stack.transpose(0, 2, 1),
+            stack.mT,
+            stack.astype(E5M2),
+        ):
+            _, values = lax.scan(lambda c, q: (c, q.dequantize()), 0, moved)
+            same(values, moved.dequantize())
+            same(jax.vmap(lambda q: q.dequantize())(moved), moved.dequantize())
+    one = xla_fp8.quantize(X[:1], axis=0)
+    same(one[jnp.array([0, 0])].dequantize(), one.dequantize()[jnp.array([0, 0])])
+    same(one[one.dequantize() > 0].dequantize(), one.dequantize()[one.dequantize() > 0])
+
+
 @pytest.mark.parametrize(
     ("options", "shape", "fits"),
     [
@@ -160,6 +179,7 @@ def test_transpose(options: Any) -> None:
     same(q.transpose(1, 2, 0).dequantize(), wide.transpose(1, 2, 0))
     same(q.transpose((-1, 0, 1)).dequantize(), wide.transpose((2, 0, 1)))
     same(q.swapaxes(0, 2).dequantize(), wide.swapaxes(0, 2))
+    same(q.transpose(None).dequantize(), q.dequantize().transpose(None))
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,6 +26,19 @@ from xla_fp8.quantization.errors import QuantizationError
 from xla_fp8.quantization.float8 import Float8
 
 DimensionNumbers = tuple[tuple[Sequence[int], Sequence[int]], tuple[Sequence[int], Sequence[int]]]
+
+
+def index_tuples(dimension_numbers: Any) -> DimensionNumbers:
+    """Dimension numbers as tuples. JAX takes one number in place of a sequence of one, too."""
+
+    def indices(dimensions: Any) -> tuple[int, ...]:
+        try:
+            return (operator.index(dimensions),)
+        except TypeError:
+            return tuple(map(operator.index, dimensions))
+
+    (contracted, batch) = dimension_numbers
+    return (indices(contracted[0]), indices(contracted[1])), (indices(batch[0]), indices(batch[1]))
 
 
 def dot_general(
@@ -101,7 +115,7 @@ def _float8_dot(lhs: Float8, rhs: Float8, dimension_numbers: DimensionNumbers, p
     # First of all JAX says what is wrong with shapes and numbers, in the terms in which they were given.
     shapes = (jax.ShapeDtypeStruct(q.shape, jnp.float32) for q in (lhs, rhs))  # type: ignore[no-untyped-call]
     jax.eval_shape(functools.partial(lax.dot_general, dimension_numbers=dimension_numbers), *shapes)
-    (left_contracted, right_contracted), (left_batch, right_batch) = dimension_numbers
+    (left_contracted, right_contracted), (left_batch, right_batch) = index_tuples(dimension_numbers)
     left = _operand(lhs, left_contracted, left_batch, "lhs")
     right = _operand(rhs, right_contracted, right_batch, "rhs")
     numbers = ((left.contracted, right.contracted), (left.batch, right.batch))

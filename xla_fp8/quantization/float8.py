@@ -120,6 +120,13 @@ class Float8(Operators):
         full: jax.Array = scale_shapes.full(self.scale, self.ndim)
         return full
 
+    def _aligned_scale(self) -> jax.Array:
+        """`scale` as what moves the elements moves it. Of a stack of one it keeps the dimension of the stack, so that
+        scan and vmap find it there, as in a stack of several. Raises as `full_scale`."""
+        scale_shapes.check(self.scale.shape, self.shape)
+        aligned: jax.Array = scale_shapes.aligned(self.scale, self.ndim)
+        return aligned
+
     def astype(self, dtype: DTypeLike) -> Any:
         """A jax.Array: `dequantize(dtype)`. To the other FP8 type a Float8, quantized anew, with as many scales."""
         wanted = jnp.dtype(dtype)
@@ -128,12 +135,12 @@ class Float8(Operators):
         if wanted not in FP8_DTYPES:
             return self.dequantize(wanted)
         wide = self.dequantize()
-        scale = self.full_scale()
+        old = self._aligned_scale()
         request = algorithms.Request(
             wide.shape,
             wide.dtype,
             ScaleRule(wanted),
-            tuple(d for d, size in enumerate(scale.shape) if size > 1),
+            tuple(d for d, size in enumerate(old.shape) if size > 1),
             {(True, False): "row", (False, True): "transposed"}.get(  # type: ignore[arg-type]
                 (self.data is not None, self.transposed is not None), "both"
             ),
@@ -142,13 +149,13 @@ class Float8(Operators):
             algorithms.current_platform(),
         )
         row, transposed, scale, _ = algorithms.run("auto", request, wide, None)
-        return Float8(row, scale, transposed)
+        return Float8(row, scale.reshape(old.shape), transposed)
 
     # What moves its elements
 
     def __getitem__(self, index: Any) -> Float8:
         row = self.row_major()
-        return Float8(row[index], scale_shapes.indexed(self.full_scale(), row.shape, index))
+        return Float8(row[index], scale_shapes.indexed(self._aligned_scale(), row.shape, index))
 
     def __iter__(self) -> Iterator[Float8]:
         return (self[i] for i in range(len(self)))
@@ -157,13 +164,13 @@ class Float8(Operators):
         """As jax.Array.reshape. A dimension with a scale for each index must stay one."""
         row = self.row_major()
         data = row.reshape(*shape)
-        return Float8(data, scale_shapes.reshaped(self.full_scale(), row.shape, data.shape))
+        return Float8(data, scale_shapes.reshaped(self._aligned_scale(), row.shape, data.shape))
 
     def transpose(self, *axes: Any) -> Float8:
         """As jax.Array.transpose. Exchanging the last two dimensions exchanges the copies, where there are both."""
-        order = axes[0] if len(axes) == 1 and isinstance(axes[0], Sequence) else axes
+        order = axes[0] if len(axes) == 1 and isinstance(axes[0], Sequence) else () if axes == (None,) else axes
         order = tuple(map(self._dimension, order)) or tuple(reversed(range(self.ndim)))
-        scale = scale_shapes.transposed(self.full_scale(), order)
+        scale = scale_shapes.transposed(self._aligned_scale(), order)
         if self.transposed is not None and order == (*range(self.ndim - 2), self.ndim - 1, self.ndim - 2):
             return Float8(self.transposed, scale, self.data)
         return Float8(self.row_major().transpose(order), scale)

@@ -21,11 +21,14 @@ from xla_fp8.quantization.errors import QuantizationError
 Shape = tuple[int, ...]
 
 
+def aligned(scale: Any, ndim: int) -> Any:
+    """`scale` with ones appended to its shape until it has `ndim` dimensions; [] where it has none."""
+    return scale.reshape(scale.shape + (1,) * (ndim - len(scale.shape))) if scale.shape else scale
+
+
 def full(scale: Any, ndim: int) -> Any:
-    """`scale` with ones appended to its shape until it has `ndim` dimensions; [] where it is one number."""
-    if math.prod(scale.shape) == 1 and all(d == 1 for d in scale.shape):
-        return scale.reshape(())
-    return scale.reshape(scale.shape + (1,) * (ndim - len(scale.shape)))
+    """As `aligned`; [] where it is one number, which is what the compiler's matchers take."""
+    return scale.reshape(()) if all(d == 1 for d in scale.shape) else aligned(scale, ndim)
 
 
 def check(scale: Shape, data: Shape) -> None:
@@ -69,7 +72,7 @@ def given(value: ArrayLike, shape: Shape, kept: Shape, name: str) -> jax.Array:
 
 
 def indexed(scale: jax.Array, shape: Shape, index: Any) -> jax.Array:
-    """The scale of data[index], data being of `shape` and the scale `full`."""
+    """The scale of data[index], data being of `shape` and the scale `aligned`."""
     if scale.ndim == 0:
         return scale
     entries = list(index) if isinstance(index, tuple) else [index]
@@ -84,6 +87,8 @@ def indexed(scale: jax.Array, shape: Shape, index: Any) -> jax.Array:
             continue
         is_integer = _is_integer(entry)
         if not is_integer and not isinstance(entry, slice):
+            if scale.size == 1:
+                return scale.reshape(())
             raise QuantizationError(
                 f"an FP8 array with scales of shape {list(scale.shape)} is indexed with integers, slices, None and "
                 f"..., not with {type(entry).__name__}: which scale belongs to which result depends on the values; "
@@ -105,7 +110,7 @@ def _is_integer(entry: Any) -> bool:
 
 
 def reshaped(scale: jax.Array, old: Shape, new: Shape) -> jax.Array:
-    """The scale of data.reshape(new), data being of shape `old` and the scale `full`.
+    """The scale of data.reshape(new), data being of shape `old` and the scale `aligned`.
 
     A dimension with a scale for each index must stay a dimension of its size, with as many elements before it.
     """
@@ -127,5 +132,5 @@ def reshaped(scale: jax.Array, old: Shape, new: Shape) -> jax.Array:
 
 
 def transposed(scale: jax.Array, axes: Sequence[int]) -> jax.Array:
-    """The scale of data.transpose(axes); the scale is `full`."""
+    """The scale of data.transpose(axes); the scale is `aligned`."""
     return scale if scale.ndim == 0 else scale.transpose(axes)

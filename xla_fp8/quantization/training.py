@@ -24,7 +24,7 @@ from jax.typing import DTypeLike
 
 from xla_fp8.quantization.delayed import DelayedScale, DelayedScaling, observation
 from xla_fp8.quantization.derivatives import link, straight_through
-from xla_fp8.quantization.dot import DimensionNumbers
+from xla_fp8.quantization.dot import DimensionNumbers, index_tuples
 from xla_fp8.quantization.errors import QuantizationError
 from xla_fp8.quantization.float8 import Float8
 from xla_fp8.quantization.numerics import WIDE_DTYPES, amax_of, fp8_dtype
@@ -74,12 +74,16 @@ def fp8_dot(
     """
     if dimension_numbers is None:
         dimension_numbers = (((jnp.ndim(lhs) - 1,), (0,)), ((), ()))
-    (contracted, batch) = dimension_numbers
-    dot = _Dot(
-        ((tuple(contracted[0]), tuple(contracted[1])), (tuple(batch[0]), tuple(batch[1]))),
-    )
     recipe = _recipe(
-        dot, lhs, rhs, dtype, gradient_dtype, power_of_two, preferred_element_type, scale_across_vmap, filter_gradient
+        _Dot(index_tuples(dimension_numbers)),
+        lhs,
+        rhs,
+        dtype,
+        gradient_dtype,
+        power_of_two,
+        preferred_element_type,
+        scale_across_vmap,
+        filter_gradient,
     )
     return _contract(recipe, jnp.asarray(lhs), jnp.asarray(rhs), scaling)
 
