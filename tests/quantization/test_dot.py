@@ -67,6 +67,19 @@ def test_one_number_may_stand_for_a_sequence_of_one() -> None:
         np.testing.assert_array_equal(xla_fp8.fp8_dot(x, w, numbers), xla_fp8.fp8_dot(x, w, plain))
 
 
+@pytest.mark.parametrize("dtype", [jnp.int32, E4M3], ids=["int32", "e4m3"])
+def test_out_scale_is_not_rounded_to_integers_or_fp8(dtype: Any) -> None:
+    x, w = jnp.full((2, 8), 2, dtype), jnp.full((8, 3), 4, dtype)
+    numbers = (((1,), (0,)), ((), ()))
+    y = xla_fp8.dot_general(x, w, numbers, out_scale=0.3, out_dtype=jnp.float32)
+    np.testing.assert_allclose(y, np.full((2, 3), 64 * 0.3), rtol=1e-6)
+    q = xla_fp8.dot_general(x, w, numbers, out_scale=1e-4, out_dtype=E5M2)
+    np.testing.assert_allclose(q.dequantize(), np.full((2, 3), 64), rtol=0.13)
+    kept = xla_fp8.dot_general(x, w, numbers, out_scale=0.5)
+    assert kept.dtype == dtype
+    np.testing.assert_array_equal(kept.astype(jnp.float32), 32)
+
+
 def test_a_scale_along_what_is_contracted_is_refused() -> None:
     x, w = xla_fp8.quantize(normal(4, 8), axis=1), xla_fp8.quantize(normal(8, 3), axis=0)
     numbers = (((1,), (0,)), ((), ()))

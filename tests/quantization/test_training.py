@@ -304,6 +304,33 @@ def test_a_wrong_filter_gradient_is_told() -> None:
         xla_fp8.fp8_dot(normal(4, 4), normal(4, 4), filter_gradient="f8")
 
 
+def test_a_filter_gradient_of_small_tensors_does_not_underflow() -> None:
+    """Of f32 numbers that are normal, though the product of the scales is not."""
+    x, w = normal(2, 6, 6, 16), normal(3, 3, 16, 8)
+
+    def gradient(x: jax.Array, size: float) -> jax.Array:
+        return jax.jit(jax.grad(lambda w: size * jnp.sum(own_conv(x, w, filter_gradient="fp8"))))(w)
+
+    close(gradient(x * 2.0**-50, 2.0**-60) * 2.0**110, gradient(x, 1.0))
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.int32, jnp.float8_e4m3fn], ids=str)
+def test_a_filter_gradient_dtype_that_cannot_hold_the_sum_is_told(dtype: Any) -> None:
+    x, w = normal(2, 5, 5, 16), normal(3, 3, 16, 8)
+    with pytest.raises(xla_fp8.QuantizationError, match=r"filter_gradient_dtype=.*: expected bfloat16 or float32"):
+        xla_fp8.fp8_conv(x, w, (1, 1), "SAME", **NUMBERS, filter_gradient_dtype=dtype)
+
+
+def test_what_is_no_state_and_no_type_of_a_result_is_told() -> None:
+    x, w = normal(8, 16), normal(16, 4)
+    state = xla_fp8.DelayedScaling.create()
+    for wrong in (state.lhs, {"lhs": state.lhs, "rhs": state.rhs, "gradient": state.gradient}):
+        with pytest.raises(xla_fp8.QuantizationError, match=r"scaling is a .*: expected a DelayedScaling"):
+            xla_fp8.fp8_dot(x, w, scaling=wrong)  # type: ignore[arg-type]
+    with pytest.raises(xla_fp8.QuantizationError, match="preferred_element_type=int8"):
+        xla_fp8.fp8_dot(x, w, preferred_element_type=jnp.int8)
+
+
 # Transforms
 
 

@@ -103,7 +103,11 @@ def _cast(y: jax.Array, out_scale: ArrayLike | None, out_dtype: DTypeLike | None
         if jnp.size(out_scale) != 1:
             raise QuantizationError(f"out_scale must be one number, not an array of shape {jnp.shape(out_scale)}")
         scale = jnp.asarray(out_scale, jnp.float32).reshape(())
-        y = y * scale.astype(y.dtype)
+        if jnp.issubdtype(y.dtype, jnp.inexact) and y.dtype.itemsize > 1:
+            y = y * scale.astype(y.dtype)
+        else:  # such a type hardly holds a scale: as an integer 0.5 is 0
+            scaled = y.astype(jnp.float32) * scale
+            y = scaled.astype(y.dtype) if out_dtype is None else scaled
     if out_dtype is None:
         return y
     wanted = jnp.dtype(out_dtype)

@@ -39,6 +39,9 @@ FilterGradient = Literal["auto", "wide", "fp8"]
 by the activation that made it. In f32 the convolution would be slower than the conversion.
 """
 
+FILTER_GRADIENT_DTYPES = jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float32)
+"""What FP8 tensors may be converted to for the gradient of a filter."""
+
 
 def fp8_dot(
     lhs: jax.Array,
@@ -70,7 +73,7 @@ def fp8_dot(
         filter_gradient: what the gradient of rhs is computed from, see `FilterGradient`; "auto" is "fp8".
 
     Raises:
-        QuantizationError: an operand of another type; a filter_gradient that there is not.
+        QuantizationError: an operand or a scaling of another type; a filter_gradient that there is not.
     """
     if dimension_numbers is None:
         dimension_numbers = (((jnp.ndim(lhs) - 1,), (0,)), ((), ()))
@@ -84,6 +87,7 @@ def fp8_dot(
         preferred_element_type,
         scale_across_vmap,
         filter_gradient,
+        scaling,
     )
     return _contract(recipe, jnp.asarray(lhs), jnp.asarray(rhs), scaling)
 
@@ -120,11 +124,18 @@ def fp8_conv(
         filter_gradient: what the filter's gradient is computed from, see `FilterGradient`; "auto" is "wide" where
             input and result are bfloat16, or both float16.
         filter_gradient_dtype: FP8 tensors are converted to it for the filter's gradient, which is then scaled in f32.
-            bfloat16 holds every FP8 number; the sum is rounded to it.
+            bfloat16 holds every FP8 number; the sum is rounded to it. The other one is float32: of unscaled FP8
+            numbers sums are too large for float16.
 
     Raises:
-        QuantizationError: an operand of another type; a filter_gradient that there is not.
+        QuantizationError: an operand or a scaling of another type; a filter_gradient or filter_gradient_dtype that
+            there is not.
     """
+    if jnp.dtype(filter_gradient_dtype) not in FILTER_GRADIENT_DTYPES:
+        raise QuantizationError(
+            f"filter_gradient_dtype={jnp.dtype(filter_gradient_dtype).name}: expected "
+            f"{' or '.join(d.name for d in FILTER_GRADIENT_DTYPES)}, which hold sums of unscaled FP8 products"
+        )
     numbers = lax.conv_dimension_numbers(lhs.shape, rhs.shape, dimension_numbers)
     conv = _Conv(
         tuple(window_strides),
@@ -137,7 +148,16 @@ def fp8_conv(
         jnp.dtype(filter_gradient_dtype),
     )
     recipe = _recipe(
-        conv, lhs, rhs, dtype, gradient_dtype, power_of_two, preferred_element_type, scale_across_vmap, filter_gradient
+        conv,
+        lhs,
+        rhs,
+        dtype,
+        gradient_dtype,
+        power_of_two,
+        preferred_element_type,
+        scale_across_vmap,
+        filter_gradient,
+        scaling,
     )
     return _contract(recipe, jnp.asarray(lhs), jnp.asarray(rhs), scaling)
 
@@ -229,7 +249,8 @@ class _Conv:
         wide = self.filter_gradient_dtype
         unscaled = lhs.unscaled(wide)
         gradient = _transposed(lambda x: self.apply(unscaled, x), rhs, g.unscaled(wide), wide)
-        return gradient.astype(jnp.float32) * (lhs.q.scale * g.q.scale)
+        # One after the other: the product of both scales may underflow where the gradient does not.
+        return gradient.astype(jnp.float32) * lhs.q.scale * g.q.scale
 
     def prefers_wide(self, lhs: np.dtype[Any], result: np.dtype[Any]) -> bool:
         return lhs == result and lhs.itemsize == 2
@@ -269,6 +290,7 @@ def _recipe(
     preferred_element_type: DTypeLike | None,
     across_vmap: bool,
     filter_gradient: FilterGradient,
+    scaling: DelayedScaling | None,
 ) -> _Recipe:
     operands: list[tuple[Any, str]] = [(lhs, "lhs"), (rhs, "rhs")]
     for operand, name in operands:
@@ -282,10 +304,17 @@ def _recipe(
                 f"{name} is {found.name}: fp8_dot and fp8_conv take {', '.join(d.name for d in WIDE_DTYPES)}, and "
                 "quantize by themselves"
             )
+    if scaling is not None and not isinstance(scaling, DelayedScaling):
+        raise QuantizationError(
+            f"scaling is a {type(scaling).__name__}: expected a DelayedScaling, as DelayedScaling.create makes it (a "
+            "checkpoint gives one back where it is told the structure of what it restores)"
+        )
     if filter_gradient not in get_args(FilterGradient):
         expected = ", ".join(map(repr, get_args(FilterGradient)))
         raise QuantizationError(f"filter_gradient={filter_gradient!r}: expected one of {expected}")
     result = jnp.dtype(preferred_element_type or jnp.result_type(lhs, rhs))
+    if not jnp.issubdtype(result, jnp.floating):
+        raise QuantizationError(f"preferred_element_type={result.name}: the result is of a float type")
     is_wide = filter_gradient == "wide"
     if filter_gradient == "auto":
         is_wide = contraction.prefers_wide(jnp.result_type(lhs), result)
