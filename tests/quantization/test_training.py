@@ -580,7 +580,7 @@ def test_fake_quantize_is_straight_through() -> None:
     assert xla_fp8.fake_quantize(x.astype(jnp.bfloat16)).dtype == jnp.bfloat16
 
 
-@pytest.mark.parametrize("given", [{"scale": 0.5 / 448}, {"amax": 0.5}])
+@pytest.mark.parametrize("given", [{"scale": 0.5 / 448}, {"scale": -0.5 / 448}, {"amax": 0.5}])
 def test_saturated_values(given: Any) -> None:
     x = jnp.float32([0.25, 0.5, -0.5, 0.6, -3.0])
 

@@ -40,7 +40,7 @@ def fake_quantize(
     Args:
         x: float32, bfloat16 or float16.
         dtype, scale, amax, axis, power_of_two, eps, axis_name: as `xla_fp8.quantize` has them.
-        saturated: the gradient of values beyond largest * scale, of which there are some only where `scale` or `amax`
+        saturated: the gradient of values beyond largest * |scale|, of which there are some only where `scale` or `amax`
             is given: "pass" passes it like any other's; "zero" stops it, as the slope of a clamp does.
 
     Raises:
@@ -63,6 +63,6 @@ def fake_quantize(
     through = x
     if saturated == "zero":
         largest = np.float32(jnp.finfo(q.dtype).max)  # type: ignore[no-untyped-call]
-        bound = scale_shapes.full(q.scale, x.ndim) * largest * _ROUNDING
+        bound = jnp.abs(scale_shapes.full(q.scale, x.ndim)) * largest * _ROUNDING  # a given scale may be negative
         through = jnp.where(jnp.abs(constant.astype(jnp.float32)) > bound, constant, x)
     return straight_through(q.dequantize(x.dtype), through)
