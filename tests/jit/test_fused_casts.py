@@ -40,16 +40,12 @@ from xla_fp8.backends.fused_cast.problem import (
     Joined,
     Matrix,
     Node,
-    Parts,
     Result,
     Statistics,
     Sums,
     Table,
-    Tiling,
-    most_spanned,
-    parts_of,
-    tiling_of,
 )
+from xla_fp8.backends.fused_cast.tiling import Parts, Tiling, most_spanned, parts_of, tiling_of
 from xla_fp8.backends.protocol import No
 from xla_fp8.backends.quantize import choice
 from xla_fp8.tracing.equations import bodies, is_literal

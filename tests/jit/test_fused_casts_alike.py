@@ -19,7 +19,8 @@ from tests.fused_casts import E4M3, F32, IMAGE, ROWS, Array, affine, cast, group
 from xla_fp8 import _jax_compat
 from xla_fp8.backends.fused_cast import kernel
 from xla_fp8.backends.fused_cast.arithmetic import computed
-from xla_fp8.backends.fused_cast.problem import FusedCast, Matrix, Node, Result, supports
+from xla_fp8.backends.fused_cast.problem import FusedCast, Matrix, Node, Result
+from xla_fp8.backends.fused_cast.support import supports
 from xla_fp8.backends.quantize import choice
 from xla_fp8.backends.triton.device import hopper_gpu
 from xla_fp8.tracing.equations import is_literal

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from xla_fp8 import _jax_compat
-from xla_fp8.backends.fused_cast import problem as problems
-from xla_fp8.backends.fused_cast.problem import FusedCast, Result, Statistics, Sums, Table
+from xla_fp8.backends.fused_cast import support
+from xla_fp8.backends.fused_cast.problem import REDUCTIONS, FusedCast, Result, Statistics, Sums, Table
 from xla_fp8.backends.protocol import No
 from xla_fp8.tracing.equations import Equation, Jaxpr, is_fp8, variables
 from xla_fp8.tracing.errors import RegionError
@@ -37,7 +37,7 @@ def problem_of(jaxpr: Jaxpr) -> tuple[FusedCast | Statistics, Sources] | No:
         problem, sources = _problem(_jax_compat.open_jaxpr(flat(jaxpr)))
     except RegionError as error:
         return No(str(error))
-    supported = problems.supports_sums(problem) if isinstance(problem, Statistics) else problems.supports(problem)
+    supported = support.supports_sums(problem) if isinstance(problem, Statistics) else support.supports(problem)
     return supported if isinstance(supported, No) else (problem, sources)
 
 
@@ -172,7 +172,7 @@ class _Translation:
 
     def _check_is_by_row(self, equation: Equation) -> None:
         """An equation may reduce rows alone, as nodes do."""
-        is_reduction = equation.primitive.name in problems.REDUCTIONS and not is_reshape(equation)
+        is_reduction = equation.primitive.name in REDUCTIONS and not is_reshape(equation)
         if is_reduction and not self._rows_of(equation).are_reduced_by(equation):
             raise RegionError(f"it computes a {equation.primitive.name} that is not of rows")
 

@@ -13,20 +13,10 @@ import pytest
 from tests.backends.fused_cast import programs
 from tests.backends.fused_cast.programs import BF16, E4M3, F32, Builder, Program
 from tests.backends.quantize.test_lowering import lowered
-from xla_fp8.backends.fused_cast import kernel
-from xla_fp8.backends.fused_cast import problem as problems
-from xla_fp8.backends.fused_cast.problem import (
-    Constant,
-    FusedCast,
-    Node,
-    Result,
-    Statistics,
-    Sums,
-    Table,
-    Tiling,
-    supports,
-    tiling_of,
-)
+from xla_fp8.backends.fused_cast import kernel, tiling
+from xla_fp8.backends.fused_cast.problem import Constant, FusedCast, Node, Result, Statistics, Sums, Table
+from xla_fp8.backends.fused_cast.support import supports
+from xla_fp8.backends.fused_cast.tiling import Tiling, tiling_of
 
 ROUNDING = {"float8_e4m3fn": 0.03, "float8_e5m2": 0.06, "bfloat16": 0.003, "float16": 4e-4, "float32": 1e-5}
 """Of types, as a share of the norm."""
@@ -63,7 +53,7 @@ def test_results(program: Program, rows: int, columns: int) -> None:
 @pytest.fixture
 def few_multiprocessors(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that small tensors have programs that walk over many blocks."""
-    monkeypatch.setattr(problems, "_MULTIPROCESSORS", 2)
+    monkeypatch.setattr(tiling, "_MULTIPROCESSORS", 2)
 
 
 @pytest.mark.usefixtures("few_multiprocessors")

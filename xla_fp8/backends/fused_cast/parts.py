@@ -23,7 +23,8 @@ from jax.experimental.pallas import triton
 
 from xla_fp8.backends.fused_cast.arithmetic import Tiles
 from xla_fp8.backends.fused_cast.loads import Place
-from xla_fp8.backends.fused_cast.problem import Result, Tiling
+from xla_fp8.backends.fused_cast.problem import Result
+from xla_fp8.backends.fused_cast.tiling import Tiling
 from xla_fp8.backends.triton.instructions import inline_ptx
 
 KINDS = ("amax", "column_sum")

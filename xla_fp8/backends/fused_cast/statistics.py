@@ -25,7 +25,8 @@ from jax.experimental.pallas import triton
 
 from xla_fp8.backends.fused_cast.arithmetic import Groups, Tiles, computed, operands_of
 from xla_fp8.backends.fused_cast.loads import Place, loaded
-from xla_fp8.backends.fused_cast.problem import Parts, Statistics, Sums, array_count, most_spanned, parts_of
+from xla_fp8.backends.fused_cast.problem import Statistics, Sums, array_count
+from xla_fp8.backends.fused_cast.tiling import Parts, most_spanned, parts_of
 from xla_fp8.backends.protocol import No
 from xla_fp8.backends.triton.launch import launch
 
