@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -111,6 +111,9 @@ CASES: dict[str, tuple[Callable[..., Array], tuple[tuple[int, ...], ...]]] = {
 }
 
 
-def of(name: str) -> tuple[Callable[..., Array], list[Array]]:
-    function, shapes = CASES[name]
+Cases = Mapping[str, tuple[Callable[..., Array], tuple[tuple[int, ...], ...]]]
+
+
+def of(name: str, cases: Cases = CASES) -> tuple[Callable[..., Array], list[Array]]:
+    function, shapes = cases[name]
     return function, [jnp.abs(x) + 0.01 if len(x.shape) == 2 else x for x in map(normal, shapes)]

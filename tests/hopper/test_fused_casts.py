@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 
 import xla_fp8
-from tests.fused_casts import CASES, E4M3, Array, affine, cast, group_norm, layer_norm, norm_and_silu, normal, of
+from tests.fused_casts import CASES, E4M3, Array, Cases, affine, cast, group_norm, layer_norm, norm_and_silu, normal, of
 from tests.training_steps import PROGRAMS, assert_kernels_compute_what_a_step_means, kernels, rewritten
 from xla_fp8.backends.fused_cast import kernel, statistics
 
@@ -23,7 +22,7 @@ def on_cpu(function: Any, arguments: list[Array]) -> Any:
         return np.asarray(function(*(jnp.asarray(np.asarray(x, np.float32)) for x in arguments)), np.float32)
 
 
-LARGE: dict[str, tuple[Callable[..., Array], tuple[tuple[int, ...], ...]]] = {
+LARGE: Cases = {
     "group norm of large images": (norm_and_silu, ((2, 64, 64, 320),)),
     "behind a concatenation, large": (
         lambda x, y: norm_and_silu(jnp.concatenate([x, y], -1)),
@@ -35,11 +34,7 @@ LARGE: dict[str, tuple[Callable[..., Array], tuple[tuple[int, ...], ...]]] = {
 
 @pytest.mark.parametrize("name", [*CASES, *LARGE])
 def test_as_the_program_in_f32(name: str) -> None:
-    if name in LARGE:
-        function, shapes = LARGE[name]
-        arguments = list(map(normal, shapes))
-    else:
-        function, arguments = of(name)
+    function, arguments = of(name, {**CASES, **LARGE})
     compiled = xla_fp8.jit(function).lower(*arguments)
     assert kernel.NAME in compiled.as_text()
     ours, wanted = np.asarray(compiled.compile()(*arguments), np.float32), on_cpu(function, arguments)

@@ -1,6 +1,7 @@
 """The kernel of a fused cast, in Triton through Pallas.
 
-A program loads its tiles, computes node by node in registers, and stores the results.
+A program loads its tiles, computes node by node in registers, and stores the results. Of several blocks of rows it
+loads the next one while it computes one.
 """
 
 from __future__ import annotations
@@ -132,7 +133,6 @@ def _kernel(problem: FusedCast, tiling: Tiling, interpret: bool, *refs: Any) -> 
         return following, walked(block_of(i), *state)
 
     carried = [parts.start(result, tiling) for result in problem.results]
-    known: dict[int, Tiles] = {}
     if blocks != tiling.down and problem.reduces:  # of whole rows there is no room in registers for another block
         known = of_program(problem, of_statistics, of_operands, place_of(block_of(0)))
         carried = lax.fori_loop(0, steps, step, carried)

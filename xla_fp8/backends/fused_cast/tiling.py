@@ -87,7 +87,7 @@ def _tiling_of_elements(problem: FusedCast) -> Tiling | No:
 def _tiling_of_rows(problem: FusedCast) -> Tiling | No:
     """The tiling where programs have whole rows of one tensor, all of it in registers.
 
-    Programs of two warps: those of eight, with as much for each thread, took 1.04 to 1.25 times as long on an H200.
+    Programs of two warps: those of eight were slower on an H200.
     """
     warps, threads = 2, 64
     widths = (problem.columns, *_widths_of_parts(problem))
@@ -105,9 +105,16 @@ def _tiling_of_rows(problem: FusedCast) -> Tiling | No:
     return Tiling(rows, columns, tiles, warps, problem.rows // rows)
 
 
+def _span(problem: FusedCast) -> int:
+    """By how many rows a tensor can be cut so that those of each part read the same numbers."""
+    tables = (o.period for o in problem.operands if isinstance(o, Table) and o.period > 1)
+    images = () if problem.statistics is None else (problem.statistics.period,)
+    return math.gcd(problem.rows, *tables, *images)
+
+
 def _height(problem: FusedCast) -> int:
-    """The largest power of two by which rows can be cut so that all of a block read the same numbers."""
-    return math.gcd(problem.rows, *_periods(problem), 1 << 30)
+    """The largest power of two by which it can be cut so."""
+    return math.gcd(_span(problem), 1 << 30)
 
 
 def _rows_of_few(problem: FusedCast, rows: int, width: int, least: int) -> int:
@@ -161,7 +168,7 @@ def _tiling_by_registers(problem: FusedCast) -> Tiling | No:
 
 def _tiling_of_parts_of_images(problem: FusedCast) -> Tiling | No:
     """The tiling where a program takes some columns of many rows of an image, for which it has the same numbers."""
-    span = math.gcd(problem.rows, *_periods(problem))
+    span = _span(problem)
     columns = math.gcd(problem.columns, 64, *_widths_of_parts(problem))
     if columns < _LEAST_COLUMNS:
         return No(f"rows of {problem.columns} elements are no tiles of a power of two")
@@ -182,7 +189,7 @@ def _tiling_of_parts_of_images(problem: FusedCast) -> Tiling | No:
 
 def _steps_of_images(problem: FusedCast, height: int, least: int) -> int:
     """At least so many blocks of a height where an image has them: those of a program are rows of one image."""
-    blocks = math.gcd(problem.rows, *_periods(problem)) // height
+    blocks = _span(problem) // height
     return next(steps for steps in range(1, blocks + 1) if blocks % steps == 0 and (steps >= least or steps == blocks))
 
 
@@ -221,11 +228,6 @@ def _are_of_images(operands: Iterable[Operand], period: int) -> bool:
     return all(rows % period == 0 for rows in periods)
 
 
-def _periods(problem: FusedCast) -> list[int]:
-    tables = [operand.period for operand in problem.operands if isinstance(operand, Table) and operand.period > 1]
-    return tables if problem.statistics is None else [*tables, problem.statistics.period]
-
-
 @dataclasses.dataclass(frozen=True)
 class Parts:
     """How statistics are cut into programs, each of some columns and a part of the rows of an image.
@@ -247,10 +249,7 @@ class Parts:
 
 
 def parts_of(statistics: Statistics) -> Parts | No:
-    """How statistics are cut, or why they are not.
-
-    Few columns make many programs of few parts: the cast's programs have to add those up.
-    """
+    """How statistics are cut, or why they are not."""
     if not _are_of_images(statistics.operands, statistics.period):
         return No("sums of what is multiplied by other numbers in other rows of an image")
     # 128 columns are two lines of memory. Two warps wait for each other less than four do.
